@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
+from pytest import MonkeyPatch
 
 from waveform.cli import main
 from waveform.engine.learner import Learner
 
 Main = Callable[[list[str]], int]
+Capsys = pytest.CaptureFixture[str]
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 SMALL = {
     "compressive_transformer": "num_layers=1 d_model=16 num_heads=2 d_feedforward=16 window=64 memory=64 compressed=16",
@@ -45,9 +47,7 @@ def figures_of(file: Path, *arguments: Any, main: Main = main) -> Any:
     return json.loads(file.read_bytes())
 
 
-def mistake(
-    arguments: Sequence[Any], capsys: pytest.CaptureFixture[str], *, main: Main = main, name: str = "waveform"
-) -> str:
+def mistake(arguments: Sequence[Any], capsys: Capsys, *, main: Main = main, name: str = "waveform") -> str:
     """The one line that a mistaken command prints."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 2
@@ -74,7 +74,7 @@ def prepared_tones(place: Path, *, train: int, valid: int, test: int, seconds: f
     return place / "data"
 
 
-def interrupt_training(monkeypatch: pytest.MonkeyPatch, *, at: int) -> list[int]:
+def interrupt_training(monkeypatch: MonkeyPatch, *, at: int) -> list[int]:
     """Have this process sent SIGINT at an update, counted from 1; returns the numbers of all that are made."""
     update, made = Learner.update, list[int]()
 

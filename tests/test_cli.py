@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 import waveform
 from recipes.cli import main as recipes
-from tests.calling import MODELS, cli, figures_of, mistake, prepared_tones, settings, write_tones
+from tests.calling import MODELS, Capsys, cli, figures_of, mistake, prepared_tones, settings, write_tones
 from tests.faults.small_runs import TEXT_SETTINGS, make_text_run
 from tests.ranks.run_ranks import command_on_ranks
 from waveform import domain
@@ -52,20 +53,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["data", "run", "train.lr=1", "-x"], "unrecognized arguments: -x\n"),
     ],
 )
-def test_what_argparse_refuses_ends_with_2(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_argparse_refuses_ends_with_2(arguments: list[str], says: str, capsys: Capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["train", *arguments])
     assert says in capsys.readouterr().err
 
 
-def test_other_data_is_named_by_what_it_is(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_is_named_by_what_it_is(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     cli("prepare", place / "audio", tmp_path / "data", "data.sample_rate_hz=16000")
     line = mistake(["train", tmp_path / "data", place / "wavenet", *settings("wavenet")], capsys)
     assert "dataset.modality.sample_rate_hz (was 24000, is 16000)" in line and "checksums" not in line
 
 
 def test_training_looks_at_pieces_of_every_recording(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     looks = []
     real = token_learner.evaluate
@@ -79,7 +80,7 @@ def test_training_looks_at_pieces_of_every_recording(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_evaluate(place: Path, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate(place: Path, tmp_path: Path, model: str, capsys: Capsys) -> None:
     figures = figures_of(tmp_path / "e.json", "evaluate", place / model)
     assert figures["model"] == model and figures["step"] == 6 and figures["protocol"] == "utterance"
     assert figures["num_tokens"] == 2 * 9600 and figures["num_utterances"] == 2
@@ -90,7 +91,7 @@ def test_evaluate(place: Path, tmp_path: Path, model: str, capsys: pytest.Captur
 
 
 def test_training_says_what_its_threads_are_for(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
@@ -116,9 +117,7 @@ def test_evaluate_with_longer_memory(place: Path, tmp_path: Path) -> None:
     assert longer["nats_per_token"] != trained["nats_per_token"]
 
 
-def test_dynamic_evaluation_is_reported_separately(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dynamic_evaluation_is_reported_separately(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     run = place / "compressive_transformer"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     plain = waveform.evaluate(run, show_progress=False)
@@ -133,7 +132,7 @@ def test_dynamic_evaluation_is_reported_separately(
 
 
 @pytest.mark.slow
-def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     data = prepared_tones(tmp_path, train=1, valid=1, test=5, seconds=0.1)  # five, for an interval
     runs = [place / model for model in MODELS]
     entries = figures_of(tmp_path / "c.json", "compare", *runs, "--data", data, "--plot", tmp_path / "c.png")
@@ -156,7 +155,7 @@ def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(entries) == 2
 
 
-def test_analyse_a_group(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyse_a_group(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = ["analyse", *(place / model for model in MODELS), "--tokens", 8000]
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     capsys.readouterr()
@@ -180,7 +179,7 @@ def test_analyse_a_group(place: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def test_analyse_reports_too_little_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyse_reports_too_little_data(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     write_tones(tmp_path / "short" / "test", num=2, seconds=0.005)
     for split in ("train", "valid"):
         write_tones(tmp_path / "short" / split, num=1)
@@ -206,9 +205,7 @@ def test_sample(place: Path, tmp_path: Path, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_sample_int8_prints_what_it_costs(
-    place: Path, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_int8_prints_what_it_costs(place: Path, tmp_path: Path, model: str, capsys: Capsys) -> None:
     cli("sample", place / model, "--int8", "--seconds", "0.02", "--out", tmp_path)
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("int8: "))
     found = re.fullmatch(r"int8: NLL (\S+) -> (\S+) nats \(([+-]\S+)\) on [\d,]+ samples of the validation split", line)
@@ -235,7 +232,7 @@ def test_int8_cost_equals_nll_and_survives_lost_data(place: Path) -> None:
     assert lost.source == "that the fp32 model sampled" and 0 < lost.fp32_nats < 8
 
 
-def test_one_command_knows_text_too(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_command_knows_text_too(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """And says which of its options are not for such a run."""
     make_text_run(tmp_path)
     run, again = str(tmp_path / "run"), tmp_path / "again"
@@ -263,31 +260,21 @@ def test_one_command_knows_text_too(place: Path, tmp_path: Path, capsys: pytest.
     ],
 )
 def test_impossible_requests_are_refused_before_any_work(
-    verb: str,
-    options: list[str],
-    expected: str,
-    place: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    verb: str, options: list[str], expected: str, place: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("waveform.speech.run.open_run", lambda *_, **__: pytest.fail("work began"))
     more = ["--out", tmp_path / "wavs"] if verb == "sample" else []
     assert expected in mistake([verb, place / "wavenet", *more, *options], capsys)
 
 
-def test_audio_that_needs_settings_is_to_be_prepared_first(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_audio_that_needs_settings_is_to_be_prepared_first(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     write_tones(tmp_path / "few", num=4)
     line = mistake(["evaluate", place / "wavenet", "--data", tmp_path / "few"], capsys)
     assert "set data.split.valid and data.split.test higher" in line
     assert line.endswith(f"; give settings to `waveform prepare {tmp_path / 'few'} DATA_DIR`, and then --data DATA_DIR")
 
 
-def test_the_demo_compares_where_it_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_compares_where_it_trained(tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     def report(*_: object, device: str | None = None, **__: object) -> None:
         raise UserError(f"on {device}")
 
@@ -310,9 +297,7 @@ def test_closed_stdout_does_no_harm() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_pipe_closed_by_its_reader_is_not_an_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_closed_by_its_reader_is_not_an_error(capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
@@ -337,7 +322,7 @@ def test_public_functions_stay_functions() -> None:
         assert all(callable(getattr(waveform, name)) for name in waveform.__all__)
 
 
-def test_prepared_data_is_not_split_again(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepared_data_is_not_split_again(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     write_tones(tmp_path / "audio", num=12)
     data = tmp_path / "data"
     cli("prepare", tmp_path / "audio", data, "data.split.valid=0.3", "data.split.test=0.35")
@@ -352,9 +337,7 @@ def test_prepared_data_is_not_split_again(place: Path, tmp_path: Path, capsys: p
         shutil.rmtree(tmp_path / "run")
 
 
-def test_files_added_later_do_not_disturb_a_run(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_added_later_do_not_disturb_a_run(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     audio = shutil.copytree(place / "audio", tmp_path / "audio")
     command = ["train", audio, tmp_path / "run", *settings("wavenet")]
     cli(*command)
@@ -373,7 +356,7 @@ def test_files_added_later_do_not_disturb_a_run(
     assert "the data has changed" in mistake([*command, "train.max_steps=9"], capsys)
 
 
-def test_config_dir_adds_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_dir_adds_a_preset(tmp_path: Path, capsys: Capsys) -> None:
     folder = tmp_path / "my, configs=[1] 'é'"
     (folder / "preset").mkdir(parents=True)
     for max_steps in (77, 78):  # in a notebook, say, after an edit
@@ -515,7 +498,7 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: Capsys) -> None:
     command, says = MISTAKES[name]
     line = mistake(words(command, place, tmp_path), capsys)
     for part in says:
@@ -525,7 +508,7 @@ def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: p
     assert not list(tmp_path.glob("*.prepared"))
 
 
-def test_compare_refuses_different_test_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_refuses_different_test_data(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     for split in ("train", "valid", "test"):
         write_tones(tmp_path / "others" / split, num=1)
     run = tmp_path / "run"
@@ -534,7 +517,7 @@ def test_compare_refuses_different_test_data(place: Path, tmp_path: Path, capsys
     assert "cannot be compared or analysed as a group" in mistake(["analyse", place / "wavenet", run], capsys)
 
 
-def test_samples_are_never_overwritten(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_are_never_overwritten(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = ["sample", place / "wavenet", "--out", tmp_path, "--seconds", 0.01]
     cli(*command)
     assert "exists" in mistake(command, capsys)
@@ -571,7 +554,7 @@ def test_two_processes_do_what_one_does(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
-def test_scoring_is_shared_among_processes(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_is_shared_among_processes(verb: str, place: Path, monkeypatch: MonkeyPatch) -> None:
     """Those of the job, of which torchrun starts several; that each scores its share is tested with the evaluator."""
     ours, seen, score = World(), [], domain.score
 

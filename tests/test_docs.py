@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 import recipes.cli
 import waveform.cli
@@ -59,7 +60,7 @@ def install(project: Path, site: Path) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
     """A folder with the audio and the text that the commands name, and an empty `site` for installed packages."""
     (tmp_path / "site").mkdir()
     recordings = sorted(demo_speech_dir().rglob("*.flac"), key=lambda path: path.stat().st_size)
@@ -74,7 +75,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_installed(tmp_path / "site")
 
 
-def run(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(command: str, place: Path, monkeypatch: MonkeyPatch) -> None:
     """Run one line of a shell block in `place`."""
     words = shlex.split(command, comments=True)
     if words[:3] == ["pip", "install", "-e"]:
@@ -94,7 +95,7 @@ def test_every_section_has_files_and_commands() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", TITLES)
-def test_example_works(title: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_works(title: str, place: Path, monkeypatch: MonkeyPatch) -> None:
     """Everything in the section, from top to bottom."""
     for file, language, body in blocks(title):
         if file is not None:

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from tests import laws
-from tests.calling import cli, figures_of, mistake, prepared_tones
+from tests.calling import Capsys, cli, figures_of, mistake, prepared_tones
 from tests.plugin_models import FullLSTM
 from tests.ranks.run_ranks import run_ranks
 from waveform.engine.interface import OptionalParts
@@ -30,7 +31,7 @@ TRAIN = [
 
 
 @pytest.fixture(autouse=True)
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """A package whose entry points name the two models, for this process and those that it starts."""
     info = tmp_path / "site" / "my_models-1.0.dist-info"
     info.mkdir(parents=True)
@@ -50,7 +51,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_works(model: str, place: Path, capsys: Capsys) -> None:
     own = "train.checkpoint_activations=true" if model == "full_lstm" else "train.unroll=1"
     cli("train", place / "data", place / "run", f"model={model}", *TRAIN, own)
     aux_losses = [record.get("aux_loss", 0) for record in read_metrics(place / "run")]
@@ -77,7 +78,7 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_bench(model: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench(model: str, place: Path, monkeypatch: MonkeyPatch) -> None:
     """In this process, which spares the imports of another one; its peak of memory is not looked at."""
     monkeypatch.setattr(bench, "run_in_child", lambda job: job.measure(**job.arguments, scratch=place))
     options = ["--model", model, "--preset", "demo", "--device", "cpu", "--audio-minutes", 0, "--batch-size", 1]
@@ -101,7 +102,7 @@ def test_a_model_may_be_sharded(place: Path) -> None:
     cli("evaluate", place / "run")
 
 
-def test_what_a_model_lacks_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_model_lacks_is_refused(place: Path, capsys: Capsys) -> None:
     train = ["train", place / "data", place / "run", *TRAIN]
     line = mistake([*train, "model=plain_lstm", "train.unroll=1", "train.checkpoint_activations=true"], capsys)
     assert "LSTM has no layers that can be computed again" in line
@@ -125,12 +126,12 @@ LAWS = [
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_laws_hold(model: str, law: Callable[[laws.Case], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_laws_hold(model: str, law: Callable[[laws.Case], None], monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(laws.CONFIGS, model, {"small": {"d_model": 6}})
     law(laws.Case(model, "small"))
 
 
-def test_the_full_model_obeys_the_laws_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_full_model_obeys_the_laws_of_gradients(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(laws.CONFIGS, "full_lstm", {"small": {"d_model": 6}})
     case = laws.Case("full_lstm", "small")
     laws.check_causality(case)

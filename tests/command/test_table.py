@@ -12,11 +12,13 @@ from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from pytest import MonkeyPatch
 
 import recipes.cli
 import waveform.cli
 from recipes.reinforcement.training import Agents
 from recipes.text import Text
+from tests.calling import Capsys
 from waveform.command.arguments import overrides
 from waveform.command.table import OF_DOMAIN, OVERRIDES, Argument, Verb, number, run_command, switch
 from waveform.domain import Domain
@@ -87,7 +89,7 @@ def test_another_function_gets_the_arguments_that_it_takes() -> None:
     assert run("a", "x=1", "--explain", "--width", "2") == (0, ("explain", {"overrides": ["x=1"]}))
 
 
-def test_a_domain_of_another_package_names_its_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_domain_of_another_package_names_its_verbs(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     shapes = type(
         "Shapes", (Domain,), {"kind": "shapes", "runs": "shapes", "verbs": {"sample": f"{HERE}:sample_shapes"}}
     )
@@ -101,7 +103,7 @@ def test_a_domain_of_another_package_names_its_verbs(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("wrong", [["--length", "nan"], ["--length", "1e30"], ["--width", str(2**63)]])
-def test_a_number_that_no_machine_can_count_is_one_line(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_that_no_machine_can_count_is_one_line(wrong: list[str], capsys: Capsys) -> None:
     with pytest.raises(IndexError, match="pop"):  # the verb is not called
         run("a", *wrong)
     assert re.fullmatch(r"test draw: --\w+ is \S+; it must be a finite number below 2\^63\n", capsys.readouterr().err)

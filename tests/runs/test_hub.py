@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import constants
+from pytest import MonkeyPatch
 
-from tests.calling import cli, figures_of, mistake
+from tests.calling import Capsys, cli, figures_of, mistake
 from waveform.runs.hub import HUB_CONFIG_FILE
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -66,7 +67,7 @@ class _Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def hub(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
     """A stand-in for a hub that serves a copy of hub/ with a script beside it; yields the cache."""
     shutil.copytree(place / "hub", tmp_path / "served")
     (tmp_path / "served" / "setup.py").write_text("raise SystemExit")
@@ -120,7 +121,7 @@ def test_a_run_on_text_keeps_its_vocabulary(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(
-    hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     cli("sample", "hf://o/n", "--out", tmp_path / "wav", "--seconds", "0.01")
     assert f"hf://o/n@{_COMMIT} will always mean this one" in capsys.readouterr().out
@@ -131,13 +132,13 @@ def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_name_that_no_hub_has_is_one_line(hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_no_hub_has_is_one_line(hub: Path, capsys: Capsys) -> None:
     assert "cannot download hf:/o/other: " in mistake(["sample", "hf://o/other", "--out", "wav"], capsys)
     assert "cannot download hf:/a--b/c: " in mistake(["sample", "hf://a--b/c", "--out", "wav"], capsys)
     assert "give hf://owner/name or hf://owner/name@revision" in mistake(["sample", "hf://other", "--out", "w"], capsys)
 
 
-def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     config = json.loads((place / "hub" / HUB_CONFIG_FILE).read_text())
 
     def refusal(name: str, content: str) -> str:
@@ -160,9 +161,7 @@ def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: pytest
     assert not (tmp_path / "wav").exists()
 
 
-def test_what_does_not_fit_is_one_line(
-    speech: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_one_line(speech: Path, place: Path, tmp_path: Path, capsys: Capsys) -> None:
     export, hub = ["export", speech / "run", tmp_path / "new"], ["--format", "hub"]
     assert "are for --format hub" in mistake([*export, "--licence", "mit"], capsys)
     assert "leave out --optimiser" in mistake([*export, *hub, "--optimiser"], capsys)

@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
+from tests.calling import Capsys
 from waveform.engine.metrics import read_metrics
 from waveform.engine.train_config import TrainConfig
 from waveform.runs.learning_curves import LearningCurve, learning_curve, save_learning_curves
@@ -18,7 +17,7 @@ def test_updates_are_counted_as_training_makes_them() -> None:
     assert learning_curve(records, vars(config)).updates == list(range(21)) and arrived[-1] == 50
 
 
-def test_a_log_becomes_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_becomes_a_curve(tmp_path: Path, capsys: Capsys) -> None:
     records = [
         {"kind": "train", "step": 2, "seconds": 1.0, "nll_nats": 5.0, "tokens_seen": 100},
         {"kind": "evaluate", "step": 3, "seconds": 1.5, "nll_nats": 4.0},

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from pytest import MonkeyPatch
 
 from recipes.cli import main as recipes
-from tests.calling import cli, config_of, figures_of, mistake
+from tests.calling import Capsys, cli, config_of, figures_of, mistake
 from tests.faults.hostile_runs import edit_config
 from tests.faults.small_runs import SETTINGS
 from tests.recipes.calling import mistake as recipes_mistake
@@ -32,7 +33,7 @@ def archived(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bundled(archived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def bundled(archived: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> str:
     """The name of a bundled run, made by `export`; the current folder is an empty one."""
     (tmp_path / "bundled").mkdir()
     shutil.copy(archived, tmp_path / "bundled" / "speech-en.zip")
@@ -43,7 +44,7 @@ def bundled(archived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_archive_has_what_sampling_and_scoring_need(
-    speech: Path, archived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speech: Path, archived: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     step = "checkpoints/step_00000004"
     with zipfile.ZipFile(archived) as exported:
@@ -61,7 +62,7 @@ def test_an_archive_has_what_sampling_and_scoring_need(
 
 
 def test_a_name_stands_for_a_run_folder_in_every_verb(
-    bundled: str, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundled: str, speech: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     data, figures, sounds = ["--data", speech / "data"], [], []
     for number, run in enumerate((bundled, str(speech / "run"))):
@@ -79,9 +80,7 @@ def test_a_name_stands_for_a_run_folder_in_every_verb(
     assert [path.suffix for path in Path().iterdir()] == [".prepared"]  # kept, for the next time
 
 
-def test_a_run_goes_on_from_a_bundled_one(
-    bundled: str, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_from_a_bundled_one(bundled: str, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = ["train", speech / "data", tmp_path / "run", "--from", bundled, "train.max_steps=1"]
     cli(*command)
     assert "beginning with the weights of speech-en, step 4\n" in capsys.readouterr().out
@@ -89,9 +88,7 @@ def test_a_run_goes_on_from_a_bundled_one(
     cli(*command, "train.max_steps=2")
 
 
-def test_what_needs_the_data_says_so(
-    bundled: str, archived: Path, speech: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_needs_the_data_says_so(bundled: str, archived: Path, speech: Path, capsys: Capsys) -> None:
     shutil.copy(archived, "own.zip")
     for verb in ("evaluate", "compare", "analyse"):
         line = mistake([verb, "own.zip"], capsys)
@@ -103,7 +100,7 @@ def test_what_needs_the_data_says_so(
 
 
 def test_a_bundled_run_is_scored_on_the_bundled_speech(
-    bundled: str, speech: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bundled: str, speech: Path, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     assert {path.name for path in demo_speech_dir().iterdir()} == {"train", "valid", "test"}
     monkeypatch.setattr(speech_data, "demo_speech_dir", lambda: speech / "audio")
@@ -119,7 +116,7 @@ def test_a_bundled_run_is_scored_on_the_bundled_speech(
     speech_data._prepared_demo_speech.cache_clear()
 
 
-def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: Capsys) -> None:
     line = mistake(["sample", "nosuch", "--out", "wav"], capsys)
     assert line.endswith("no such run folder: nosuch; `train` makes one, and speech-en comes with waveform")
     assert mistake(["train", "data", "run", "--from", "speech-em"], capsys).endswith(
@@ -128,7 +125,7 @@ def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: 
     assert "/dev/null is neither" in mistake(["sample", "/dev/null", "--out", "wav"], capsys)
 
 
-def test_a_folder_comes_before_a_bundled_run(bundled: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_comes_before_a_bundled_run(bundled: str, capsys: Capsys) -> None:
     Path(bundled).mkdir()
     assert "speech-en is not a run" in mistake(["evaluate", bundled], capsys)
 
@@ -145,7 +142,7 @@ def test_an_archive_with_its_optimiser_resumes(speech: Path, tmp_path: Path) -> 
 
 
 def test_a_run_with_a_long_log_is_exported_so_that_it_can_be_read(
-    speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speech: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "_MAX_DEFLATED_BYTES", 8 * 4000)
     run = shutil.copytree(speech / "run", tmp_path / "run")
@@ -155,7 +152,7 @@ def test_a_run_with_a_long_log_is_exported_so_that_it_can_be_read(
 
 
 def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
-    speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speech: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     run = shutil.copytree(speech / "run", tmp_path / "run")
     edit_config(run, lambda config: config["data"].update(num_workers=10**6))
@@ -168,7 +165,7 @@ def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare", "sample", "export"])
 def test_a_run_of_a_kind_that_nothing_knows_is_one_line(
-    verb: str, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verb: str, speech: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     run = shutil.copytree(speech / "run", tmp_path / "run")
     edit_config(run, lambda config: config["dataset"]["modality"].update(kind="video"))
@@ -176,13 +173,13 @@ def test_a_run_of_a_kind_that_nothing_knows_is_one_line(
     assert "nothing registered for data of the kind 'video'" in mistake([verb, run, *more.get(verb, ())], capsys)
 
 
-def test_export_overwrites_nothing(speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_overwrites_nothing(speech: Path, tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "file").write_text("mine")
     assert "exists; give a new name" in mistake(["export", speech / "run", tmp_path / "file"], capsys)
     assert (tmp_path / "file").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys: Capsys) -> None:
     file = str(tmp_path / "text.zip")
     assert recipes(["export", str(text / "run"), file]) == 0
     capsys.readouterr()
@@ -209,7 +206,7 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys
     ],
 )
 def test_if_training_removes_a_checkpoint_that_is_being_read_another_is_read(
-    command: str, owner: object, reads: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, owner: object, reads: str, text: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     run, original = shutil.copytree(text / "run", tmp_path / "run"), getattr(owner, reads)
 
@@ -304,8 +301,8 @@ def test_a_hostile_archive_is_refused(
     archived: Path,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capsys,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     temporary = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
@@ -322,7 +319,7 @@ def test_a_hostile_archive_is_refused(
 
 
 @pytest.mark.parametrize("name", named.bundled_names())
-def test_the_bundled_runs_make_sound(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bundled_runs_make_sound(name: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cli("sample", name, "--out", "samples", "--seconds", "0.01")
     assert len(list((tmp_path / "samples").glob("*.wav"))) == 1

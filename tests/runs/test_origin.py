@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.calling import cli, config_of, mistake
+from tests.calling import Capsys, cli, config_of, mistake
 from tests.faults.small_runs import SETTINGS, write_audio
 from tests.recipes.calling import run as recipes
 from waveform.runs.origin import Origin, compose_from
@@ -92,9 +92,7 @@ def test_a_chosen_preset_is_that_of_training_only(go_on: GoOn, speech: Path, tmp
     assert after["train"]["batch_size"] != before["train"]["batch_size"]
 
 
-def test_resuming_does_not_need_the_other(
-    other: Path, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resuming_does_not_need_the_other(other: Path, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
     shutil.copytree(speech / "run", tmp_path / "origin")
     command = ["train", other, tmp_path / "run", *_SCHEDULE]
     named = ["--from", tmp_path / "origin"]
@@ -107,7 +105,7 @@ def test_resuming_does_not_need_the_other(
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(
-    other: Path, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    other: Path, speech: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     shutil.copytree(speech / "run", tmp_path / "origin")
     command = ["train", other, tmp_path / "run", "--from", tmp_path / "origin", *_SCHEDULE]
@@ -121,9 +119,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     assert "has been trained since, to step 5" in mistake(command, capsys)
 
 
-def test_what_does_not_fit_is_refused(
-    go_on: GoOn, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_refused(go_on: GoOn, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
     run, data = tmp_path / "run", other
     named = ["--from", speech / "run"]
     line = mistake(["train", data, run, *named, "model.d_model=16", "model.norm=post"], capsys)
@@ -146,13 +142,13 @@ def test_a_longer_memory_fits(go_on: GoOn, tmp_path: Path) -> None:
     assert config_of(tmp_path / "run")["model"]["memory"] == 32
 
 
-def test_print_config_shows_what_is_taken_over(go_on: GoOn, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_shows_what_is_taken_over(go_on: GoOn, tmp_path: Path, capsys: Capsys) -> None:
     go_on(tmp_path / "run", "--print-config")
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["model"]["d_model"] == 8 and shown["origin"]["step"] == 4 and not (tmp_path / "run").exists()
 
 
-def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: Capsys) -> None:
     def command(data: Path) -> list[Any]:
         return ["train", data, tmp_path / f"run-{data.name}", "--from", text / "run", "train.max_steps=2"]
 
@@ -178,7 +174,7 @@ def test_a_run_names_no_file_of_settings(tmp_path: Path) -> None:
 
 
 def test_audio_does_not_go_on_from_text_nor_text_from_audio(
-    other: Path, speech: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    other: Path, speech: Path, text: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     line = mistake(["train", other, tmp_path / "run", "--from", text / "run"], capsys)
     assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
@@ -188,7 +184,7 @@ def test_audio_does_not_go_on_from_text_nor_text_from_audio(
 
 
 def test_labelled_audio_that_goes_on_from_text_is_refused_for_the_text(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     write_audio(tmp_path / "voices" / "ann", seconds=0.05)
     settings = ["data.labels=folder", "data.split.test=0.27"]  # enough for a file in each split

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from recipes.text import compose_config as compose_text
 from waveform.speech.config import compose_config
@@ -58,7 +59,7 @@ def test_order_of_recipes_models_and_studies(tmp_path: Path) -> None:
     assert found("ptb", "wavenet") == [1, 0.1, 48, 3, 5, 5]  # of which no preset of text has sizes
 
 
-def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     info = tmp_path / "more-1.0.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text("[waveform.configs]\nmore = more_configs\n")

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
-from tests.calling import figures_of, mistake
+from tests.calling import Capsys, figures_of, mistake
 from waveform.benchmarks import child
 from waveform.benchmarks.child import Job, run_in_child
 from waveform.benchmarks.preparation import measure_preparation
@@ -19,9 +20,7 @@ TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.l
 
 
 @pytest.mark.slow
-def test_the_figures_are_there_and_sane(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_figures_are_there_and_sane(tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     def run(job: Job) -> dict[str, Any]:  # starting a process for each would take most of the time
         if "config" in job.arguments:
             return run_in_child(job)
@@ -84,7 +83,7 @@ def test_the_figures_are_there_and_sane(
     ],
 )
 def test_a_mistake_is_one_line_before_any_work(
-    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], expected: str, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "run_in_child", lambda job: pytest.fail("work began"))
     assert expected in mistake(["bench", *arguments], capsys)
@@ -98,14 +97,12 @@ def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
     assert TrainConfig(**periods).chunks_of_update(0) == 1
 
 
-def test_cuda_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_a_gpu_is_one_line(capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "no usable CUDA device" in mistake(["bench", "--device", "cuda"], capsys)
 
 
-def test_what_fails_is_named_and_the_rest_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_is_named_and_the_rest_is_kept(tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(child, "_CHILD", "raise MemoryError('no room')")
     file = tmp_path / "bench.json"
     assert main(["bench", "--device", "cpu", "--audio-minutes", "0", "--json", str(file), *TINY]) == 2

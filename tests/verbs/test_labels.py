@@ -10,7 +10,7 @@ import pytest
 
 import waveform
 from tests.audio.conftest import write_audio
-from tests.calling import cli, config_of, figures_of, mistake, pcm_of, settings
+from tests.calling import Capsys, cli, config_of, figures_of, mistake, pcm_of, settings
 from tests.recipes.calling import mistake as recipes_mistake
 from waveform.audio.files import read_audio
 from waveform.engine.sampler import SamplingConfig
@@ -59,7 +59,7 @@ def test_a_run_knows_the_labels_of_its_training_data(place: Path) -> None:
     assert sizes[0] - sizes[1] == 4 * 8  # a vector of 8 for each speaker and for unknown ones
 
 
-def test_sample_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_by_label(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     common = ["sample", place / "run", "--seconds", 0.02, "--seed", 3, "--num", 2]
     cli(*common, "--out", tmp_path / "one", "--label", "bob b.")
     cli(*common, "--out", tmp_path / "each", "--label", "each")
@@ -84,7 +84,7 @@ def test_labels_change_sound_and_nll(place: Path) -> None:
         run.nll(audio, sample_rate_hz=24_000, label="bob")
 
 
-def test_evaluate_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_by_label(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     figures = figures_of(tmp_path / "e.json", "evaluate", place / "run")
     by_label = {entry.pop("label"): entry for entry in figures["nll_by_label"]}
     assert by_label.keys() == {*SPEAKERS, "zoe", None}
@@ -130,9 +130,7 @@ def test_a_run_without_labels_is_compared_on_the_same_tokens(place: Path, bare: 
     assert [entry["label"] for entry in other["nll_by_label"]] == [entry["label"] for entry in again["nll_by_label"]]
 
 
-def test_runs_with_other_labels_of_the_same_audio_are_not_compared(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_with_other_labels_of_the_same_audio_are_not_compared(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     rows = [f"{path.relative_to(place / 'audio')},x" for path in (place / "audio").rglob("*.wav")]
     (tmp_path / "l.csv").write_text("\n".join(["path,label", *rows]))
     cli("train", place / "audio", tmp_path / "run", *SETTINGS, f"data.labels={tmp_path / 'l.csv'}")
@@ -157,7 +155,7 @@ def test_report_by_label(place: Path, tmp_path: Path) -> None:
     assert "<td>zoe</td><td>2</td>" in section and "<td>(unlabelled)</td><td>1</td>" in section
 
 
-def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     audio = place / "audio"
     train = ["train", audio, tmp_path / "run", *SETTINGS, "data.labels=folder"]
     cli(*train)
@@ -171,9 +169,7 @@ def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: pyt
     assert "data.labels" in mistake([*train[:-1], "train.max_steps=11"], capsys)
 
 
-def test_data_that_is_labelled_later(
-    place: Path, bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_that_is_labelled_later(place: Path, bare: Path, tmp_path: Path, capsys: Capsys) -> None:
     """A run that began before goes on without labels, and says how; one that reads labels cannot go on without."""
     shutil.copytree(bare, tmp_path, dirs_exist_ok=True)
     train = ["train", tmp_path / "data", tmp_path / "run", *SETTINGS]
@@ -192,7 +188,7 @@ def test_a_run_without_labels_is_what_it_was(place: Path, bare: Path) -> None:
     assert (bare / "run" / weights).read_bytes() == (place / "plain" / weights).read_bytes()
 
 
-def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     cli("export", place / "run", tmp_path / "run.zip")
     common = ["sample", tmp_path / "run.zip", "--seconds", 0.01, "--out", tmp_path / "out"]
     cli(*common, "--label", "ümit")
@@ -202,9 +198,7 @@ def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: pytest.Ca
     assert re.search(r"^zoe +2 ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_run_goes_on_with_the_labels_that_it_has(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_with_the_labels_that_it_has(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     def go_on(name: str, origin: str, *more: str) -> list[object]:
         return ["train", place / "data", tmp_path / name, "--from", place / origin, *more]
 
@@ -217,7 +211,7 @@ def test_a_run_goes_on_with_the_labels_that_it_has(
     assert "give data.labels=none" in refused
 
 
-def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     shutil.copytree(place / "data", tmp_path / "data")
     train = ["train", tmp_path / "data", tmp_path / "run", *SETTINGS]
     cli(*train)
@@ -242,7 +236,7 @@ def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: pyt
     assert "the data has changed since the run" in mistake([*train, "train.max_steps=9"], capsys)
 
 
-def test_hostile_names_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_are_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """A run from an untrusted place cannot write elsewhere by its labels, which are in names of files."""
     shutil.copytree(place / "run", tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
@@ -252,7 +246,7 @@ def test_hostile_names_are_refused(place: Path, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """And so does what the best one's command and preset train."""
     pytest.importorskip("optuna", reason="the extra `tune` is not installed")
     space = tmp_path / "space.yaml"
@@ -290,13 +284,13 @@ def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: pytest.
         (["train", "data", "new", "train.label_dropout=1"], "it must be at least 0 and below 1"),
     ],
 )
-def test_mistakes(arguments: list[str], words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(arguments: list[str], words: str, place: Path, capsys: Capsys) -> None:
     names = ("run", "plain", "audio", "data", "new", "o")
     refused = mistake([place / argument if argument in names else argument for argument in arguments], capsys)
     assert words in refused
     assert not (place / "new").exists() and not (place / "o").exists()
 
 
-def test_texts_have_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_have_no_labels(tmp_path: Path, capsys: Capsys) -> None:
     arguments = ["train", "enwik8", str(tmp_path / "run"), "data.labels=folder"]
     assert "unknown setting" in recipes_mistake(arguments, capsys)

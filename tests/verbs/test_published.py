@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from pytest import MonkeyPatch
 
 import waveform
-from tests.calling import cli, figures_of, mistake
+from tests.calling import Capsys, cli, figures_of, mistake
 from waveform.audio.corpus import catalogue
 from waveform.audio.corpus.catalogue import corpora
 from waveform.audio.corpus.published import find_published
@@ -41,15 +42,13 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def whole_of_six(patched: pytest.MonkeyPatch) -> None:
+def whole_of_six(patched: MonkeyPatch) -> None:
     """Let the published SC09 have six recordings."""
     known = {**corpora(), "sc09": msgspec.structs.replace(corpora()["sc09"], files={"": 6})}
     patched.setattr(catalogue, "corpora", lambda: known)
 
 
-def test_figures_of_others_stand_beside(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_of_others_stand_beside(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     whole_of_six(monkeypatch)
     (entry,) = figures_of(tmp_path / "f.json", "compare", place / "on_whole", "--published", "sc09")
     lines = capsys.readouterr().out.splitlines()
@@ -73,7 +72,7 @@ def test_figures_of_others_stand_beside(
 
 
 def test_a_run_that_reads_labels_is_refused(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     whole_of_six(monkeypatch)
     cli("train", place / "whole", tmp_path / "labelled", *SMALL)
@@ -98,7 +97,7 @@ def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) 
     assert figures["nats_per_token"] == pytest.approx(total / 2900, rel=1e-6)
 
 
-def test_other_figures_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_figures_are_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     compare = ["compare", "--published", "sc09"]
     line = mistake([*compare, place / "on_part"], capsys)
     assert "cannot stand beside the figures published for SC09 (the digits of Speech Commands v0.02): " in line
@@ -115,9 +114,7 @@ def test_other_figures_are_refused(place: Path, tmp_path: Path, capsys: pytest.C
     assert "--published vctk: there are figures for sc09, youtubemix, beethoven" in line
 
 
-def test_a_run_that_began_with_other_weights_is_refused(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_began_with_other_weights_is_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     cli("prepare", place / "sc09", tmp_path / "own", "data.sample_rate_hz=16000", *OTHER)
     cli("train", tmp_path / "own", tmp_path / "before", *SMALL)
     more = [tmp_path / "run", "--from", tmp_path / "before", "data.labels=none", *SMALL]

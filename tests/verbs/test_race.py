@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 import waveform
-from tests.calling import cli, figures_of, interrupt_training, mistake, prepared_tones
+from tests.calling import Capsys, cli, figures_of, interrupt_training, mistake, prepared_tones
 from waveform.cli import main
 from waveform.runs.speeds import speeds_of, waited_share, warnings_of
 from waveform.verbs.race import Entrants
@@ -28,7 +29,7 @@ def weights(run_dir: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = ["race", data, tmp_path / "runs", "--seeds", 2, "--models", "wavenet", "transformer_xl"]
     figures = figures_of(tmp_path / "race.json", *command, "--plot", tmp_path / "race.png", *STEPS, "seed=3")
     out = capsys.readouterr().out
@@ -66,9 +67,7 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
         assert weights(tmp_path / "alone" / model) == trained[name]
 
 
-def test_a_stopped_race_continues(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_race_continues(data: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     command = ["race", str(data), str(tmp_path / "runs"), "--models", "wavenet", "transformer_xl", *STEPS]
     updates = interrupt_training(monkeypatch, at=2)
     monkeypatch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
@@ -112,7 +111,7 @@ def test_a_run_that_waited_for_a_core_is_warned_of() -> None:
     assert "waited for a core" in line and "(a 25%, d 50% of the time)" in line
 
 
-def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = ["race", data, tmp_path / "runs", *STEPS]
     assert "--seeds is 0" in mistake([*command, "--seeds", "0"], capsys)
     assert "name them with --models" in mistake([*command, "model=wavenet"], capsys)
@@ -121,7 +120,7 @@ def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_race_is_not_kept_in_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_race_is_not_kept_in_a_run(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "config.yaml").touch()
     assert "is a run; give a folder for the race" in mistake(["race", data, tmp_path, *STEPS], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.calling import cli, figures_of, mistake, prepared_tones, settings
+from tests.calling import Capsys, cli, figures_of, mistake, prepared_tones, settings
 from waveform.audio.audio_format import AudioFormat
 from waveform.speech.report import _recordings
 
@@ -32,7 +32,7 @@ def sounds(row: str) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     page = tmp_path / "new" / "page.html"
     runs = [place / name for name in ("ct", NAME, "other")]
     options = ["--num", 2, "--seconds", 0.1, "--real", 2, "--temperatures", 0.8, 1.2, "--seed", 3]
@@ -82,9 +82,7 @@ def test_runs_that_are_only_listened_to(place: Path, tmp_path: Path) -> None:
     assert "model.num_stacks" not in html
 
 
-def test_linear_prediction_alone_is_listened_to(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_linear_prediction_alone_is_listened_to(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     run, without, page = place / "ct", tmp_path / "without", tmp_path / "a.html"
     options = ["--real", 0, "--num", 1, "--seconds", 0.05, "--temperatures", 1, "--listen", "linear-prediction"]
     cli("report", run, "--out", page, *options)
@@ -136,5 +134,5 @@ def test_recordings_begin_with_speech() -> None:
         (["{ct}/nosuch"], "no such run folder"),
     ],
 )
-def test_mistakes(arguments: list[str], words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(arguments: list[str], words: str, place: Path, capsys: Capsys) -> None:
     assert words in mistake(["report", *(text.format(ct=place / "ct") for text in arguments)], capsys)

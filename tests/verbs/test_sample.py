@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from pytest import MonkeyPatch
 
 from tests.audio.sound_device import SoundDevice
-from tests.calling import cli, mistake, pcm_of, settings, write_tones
+from tests.calling import Capsys, cli, mistake, pcm_of, settings, write_tones
 from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.engine.sampler import SamplingConfig
@@ -43,14 +44,14 @@ def primer(run_dir: Path) -> Path:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> SoundDevice:
+def device(monkeypatch: MonkeyPatch) -> SoundDevice:
     device = SoundDevice()
     device.install(monkeypatch)
     return device
 
 
 @contextmanager
-def piped_stdout(monkeypatch: pytest.MonkeyPatch, *, num_bytes: int = -1) -> Iterator[bytearray]:
+def piped_stdout(monkeypatch: MonkeyPatch, *, num_bytes: int = -1) -> Iterator[bytearray]:
     """Replace stdout by a pipe. What comes through, or the first `num_bytes`, is there when the block has ended."""
     reading, writing = os.pipe()
     content = bytearray()
@@ -79,7 +80,7 @@ def only_file(folder: Path) -> Path:
 
 
 def test_more_sounds_than_the_machine_can_hold_are_refused_before_they_are_listed(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     line = mistake(["sample", run_dir, "--out", tmp_path / "wavs", "--num", 10**12], capsys)
     assert "memories of 1000000000000 rows would take" in line and not list(tmp_path.iterdir())
@@ -87,12 +88,7 @@ def test_more_sounds_than_the_machine_can_hold_are_refused_before_they_are_liste
 
 @pytest.mark.parametrize("options", [[], ["--prime"], ["--int8"]], ids=["plain", "prime", "int8"])
 def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
-    options: list[str],
-    run_dir: Path,
-    primer: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], run_dir: Path, primer: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     real = read_audio(primer, sample_rate_hz=24_000) if options == ["--prime"] else np.zeros(0)
     command = ["sample", run_dir, "--seconds", 0.1, "--seed", 5, *options, *[primer] * ("--prime" in options)]
@@ -116,9 +112,7 @@ def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
     "reader",
     ["sox -t wav - -t raw -", "sox -r 24000 -c 1 -e signed -b 16 -t raw - -t raw -", "ffmpeg -v error -i - -f s16le -"],
 )
-def test_programs_read_the_pipe(
-    reader: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_read_the_pipe(reader: str, run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     program = shutil.which(reader.split()[0])
     if program is None:
         pytest.skip("needs sox and ffmpeg: apt install sox ffmpeg")
@@ -130,9 +124,7 @@ def test_programs_read_the_pipe(
     assert b"WARN" not in done.stderr
 
 
-def test_blocks_are_written_as_they_are_drawn(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_blocks_are_written_as_they_are_drawn(run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     """After each block, its samples are in the pipe; nothing waits in a buffer."""
     reading, writing = os.pipe()
     seen: list[int] = []
@@ -163,9 +155,7 @@ def test_nothing_is_drawn_that_is_louder_than_what_was_heard(run_dir: Path) -> N
     assert drawn <= loudest < np.abs(run.sample(seconds=0.1, sampling=hot)).max()
 
 
-def test_what_training_shows_is_not_louder_either(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_training_shows_is_not_louder_either(run_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     drawn = []
 
     def sample_tokens(*_: Any, config: SamplingConfig, **__: Any) -> None:
@@ -177,15 +167,13 @@ def test_what_training_shows_is_not_louder_either(
     assert [list(classes) for classes in drawn] == [load(run_dir).config["dataset"]["token_range"]]
 
 
-def test_a_pipe_may_have_no_end(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_may_have_no_end(run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     with piped_stdout(monkeypatch, num_bytes=20_000) as reader:
         assert main(["sample", str(run_dir), "--out", "-", "--seconds", "inf"]) == 128 + signal.SIGPIPE
     assert len(reader) == 20_000 and capsys.readouterr().err == ""
 
 
-def test_files_have_an_end(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_have_an_end(run_dir: Path, tmp_path: Path, capsys: Capsys) -> None:
     assert "seconds is inf" in mistake(["sample", run_dir, "--out", tmp_path / "o", "--seconds", "inf"], capsys)
     assert not (tmp_path / "o").exists()
 
@@ -203,9 +191,7 @@ def test_a_listener_who_goes_away_ends_it(run_dir: Path) -> None:
     assert (process.wait(), said) == (128 + signal.SIGPIPE, b"")
 
 
-def test_ctrl_c_ends_a_pipe_in_one_line(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_a_pipe_in_one_line(run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr(Run, "sample", one_block_and_ctrl_c)
     with piped_stdout(monkeypatch) as reader:
         assert main(["sample", str(run_dir), "--out", "-", "--seconds", "60"]) == 128 + signal.SIGINT
@@ -214,9 +200,7 @@ def test_ctrl_c_ends_a_pipe_in_one_line(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-def test_a_full_disk_behind_stdout_is_one_line(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_behind_stdout_is_one_line(run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     with open("/dev/full", "w") as full, monkeypatch.context() as patch:
         patch.setattr("sys.stdout", full)
         assert main(["sample", str(run_dir), "--out", "-"]) == 2
@@ -225,7 +209,7 @@ def test_a_full_disk_behind_stdout_is_one_line(
 
 
 def test_what_is_played_is_what_a_file_holds(
-    run_dir: Path, primer: Path, tmp_path: Path, device: SoundDevice, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, primer: Path, tmp_path: Path, device: SoundDevice, capsys: Capsys
 ) -> None:
     command = ["sample", run_dir, "--seconds", 0.7, "--seed", 5, "--prime", primer, "--play"]
     cli(*command, "--out", tmp_path)
@@ -237,11 +221,7 @@ def test_what_is_played_is_what_a_file_holds(
 
 
 def test_ctrl_c_ends_playing_and_keeps_the_file(
-    run_dir: Path,
-    tmp_path: Path,
-    device: SoundDevice,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_dir: Path, tmp_path: Path, device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr(Run, "sample", one_block_and_ctrl_c)
     command = ["sample", str(run_dir), "--play", "--out", str(tmp_path), "--seconds", "inf"]
@@ -252,11 +232,7 @@ def test_ctrl_c_ends_playing_and_keeps_the_file(
 
 
 def test_a_file_is_finished_before_all_of_it_is_heard(
-    run_dir: Path,
-    tmp_path: Path,
-    device: SoundDevice,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_dir: Path, tmp_path: Path, device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr(device, "sleep", lambda _: signal.raise_signal(signal.SIGINT))  # while the rest is played
     assert main(["sample", str(run_dir), "--play", "--out", str(tmp_path)]) == 128 + signal.SIGINT
@@ -264,7 +240,7 @@ def test_a_file_is_finished_before_all_of_it_is_heard(
 
 
 def test_no_sound_device_is_one_line_before_any_sound_is_drawn(
-    run_dir: Path, device: SoundDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
     device.refusal = device.PortAudioError("Error querying device -1")
@@ -281,12 +257,7 @@ def test_no_sound_device_is_one_line_before_any_sound_is_drawn(
     ],
 )
 def test_a_missing_library_is_one_line(
-    module: str,
-    says: str,
-    run_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    module: str, says: str, run_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     (tmp_path / "sounddevice.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
@@ -296,11 +267,7 @@ def test_a_missing_library_is_one_line(
 
 
 def test_what_cannot_be_heard_is_refused_before_any_work(
-    run_dir: Path,
-    tmp_path: Path,
-    device: SoundDevice,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_dir: Path, tmp_path: Path, device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
     assert "--num is 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
-from tests.calling import SMALL, cli, figures_of, interrupt_training, mistake, prepared_tones
+from tests.calling import SMALL, Capsys, cli, figures_of, interrupt_training, mistake, prepared_tones
 from tests.faults import forkserver
 from tests.test_cli import words
 from waveform.cli import main
@@ -63,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_better_learning_rate_wins(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_better_learning_rate_wins(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     best, other = trials_of(place / "done")
     assert [best["drawn"]["train.lr"], other["drawn"]["train.lr"]] == [str(GOOD), str(BAD)]
     assert best["nats_per_token"] < other["nats_per_token"] - 0.5
@@ -90,7 +91,7 @@ def test_the_better_learning_rate_wins(place: Path, tmp_path: Path, capsys: pyte
 
 @pytest.mark.slow
 def test_more_trials_are_added_and_hopeless_ones_pruned(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr(search, "_UNPRUNED", (1, 1))
     shutil.copytree(place / "done", tmp_path / "more")
@@ -106,9 +107,7 @@ def test_more_trials_are_added_and_hopeless_ones_pruned(
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_goes_on(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     """Once while a trial trains and once while it is judged: it is neither lost, nor trained or counted twice."""
     out_dir = tmp_path / "search"
     command = tune(place, out_dir, budget="0.4s")
@@ -141,7 +140,7 @@ def test_an_interrupted_search_goes_on(
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     out_dir = tmp_path / "search"
     command = tune(place, out_dir, "train.checkpoint_every=10")
     process = forkserver.start(main, command, output=tmp_path / "said", daemon=False)
@@ -160,9 +159,7 @@ def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-def test_a_trial_that_fails_is_named_and_the_search_goes_on(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_that_fails_is_named_and_the_search_goes_on(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """By a loss that is not finite, and by sizes that a model refuses together, but each with the preset's."""
     text = f"train.lr: [{GOOD}, 9e18]\nmodel.d_model: [64, 72]\nmodel.num_heads: [4, 16]"
     settings = [setting for setting in SETTINGS if not setting.startswith(("model.d_model", "model.num_heads"))]
@@ -227,7 +224,7 @@ def damaged(place: Path, folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(name: str, place: Path, tmp_path: Path, capsys: Capsys) -> None:
     given, text, message = MISTAKES[name]
     folder, *more = [damaged(place, tmp_path)] if given == "DAMAGED" else words(given, place, tmp_path)
     command = tune(place, Path(folder), *(space(tmp_path, text) if text else ()), *map(str, more))
@@ -238,9 +235,7 @@ def test_mistakes(name: str, place: Path, tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "s").exists()
 
 
-def test_without_optuna_one_line_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_optuna_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert 'pip install "waveform[tune]"' in mistake(["tune", tmp_path, tmp_path / "s"], capsys)
 
@@ -268,6 +263,6 @@ def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
     assert own == {str(path) for path in folders[0].glob("trial-*")}
 
 
-def test_a_database_that_cannot_be_used(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_database_that_cannot_be_used(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = tune(place, tmp_path / "s", "--storage", "sqlite:////nowhere/of/all.db")
     assert "the database of --storage cannot be used (unable to open database file)" in mistake(command, capsys)
