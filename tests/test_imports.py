@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 AUDIO_LIBRARIES = {"soundfile", "torchaudio", "librosa", "sounddevice"}
 _TRAINING = ("system", "ranks", "engine", "models", "kernels")
 _RUNS = (*_TRAINING, "decoding", "runs")
+_SPEECH = (*_RUNS, "analyses", "audio", "quality", "report_page", "domain")
 # What each package may import of `waveform`, besides itself. Modules at the top of `waveform` count as packages.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.system": (),
@@ -30,19 +31,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.bundled": (),
     "waveform.quality": (*_RUNS, "audio"),
     "waveform.domain": (*_RUNS, "quality", "report_page"),
-    "waveform.speech": (*_RUNS, "analyses", "audio", "quality", "report_page", "domain"),
+    "waveform.speech": _SPEECH,
     "waveform.tuning": (*_RUNS, "quality", "domain"),
-    "waveform.verbs": (
-        *_RUNS,
-        "analyses",
-        "report_page",
-        "quality",
-        "benchmarks",
-        "audio",
-        "domain",
-        "speech",
-        "tuning",
-    ),
+    "waveform.verbs": (*_SPEECH, "speech", "benchmarks", "tuning"),
     "waveform.command": ("system",),
     "waveform.cli": ("command",),
     "waveform.__main__": ("cli",),

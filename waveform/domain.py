@@ -104,11 +104,7 @@ class Domain(ABC):
 
     @abstractmethod
     def open_training(
-        self,
-        data: Dataset | None,
-        config: dict[str, Any],
-        train_config: BaseTrainConfig,
-        context: RunContext,
+        self, data: Dataset | None, config: dict[str, Any], train_config: BaseTrainConfig, context: RunContext
     ) -> AbstractContextManager[Trainer]:
         """Claim the run folder of `context` for a trainer, new or resumed. Raises UserError."""
 
@@ -143,11 +139,7 @@ class TokenDomain(Domain):
         """What says how much a split of `data` is."""
 
     def open_training(
-        self,
-        data: Dataset | None,
-        config: dict[str, Any],
-        train_config: BaseTrainConfig,
-        context: RunContext,
+        self, data: Dataset | None, config: dict[str, Any], train_config: BaseTrainConfig, context: RunContext
     ) -> AbstractContextManager[Trainer]:
         assert data is not None and isinstance(train_config, TrainConfig)
         return open_training(data, config, train_config, context, amount=self.amount(data))

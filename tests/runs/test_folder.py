@@ -52,11 +52,7 @@ def test_a_run_that_began_before_a_field_existed_has_its_default(tmp_path: Path)
         ("name: wavenet", "name: wavenet, window: null", "Expected `int`, got `null` - at `model.window`"),
         ("path: /data", 'path: "/data\\0"', "at `dataset.path`"),
         ("checksums: {train: abc}", "checksums: 1", "at `dataset.checksums`"),
-        (
-            "vocab_size: 256",
-            "vocab_size: 256, token_range: [3, 256]",
-            "[3, 256] is not within 0 to 255",
-        ),
+        ("vocab_size: 256", "vocab_size: 256, token_range: [3, 256]", "[3, 256] is not within 0 to 255"),
         ("vocab_size: 256", "vocab_size: 256, token_range: [9, 3]", "the token range [9, 3] is not within"),
         ("vocab_size: 256", "vocab_size: 256, token_range: [-1, 3]", "at `dataset.token_range"),
         ("kind: audio", "kind: " + 60 * "[" + 60 * "]", "it is nested too deeply"),

@@ -266,28 +266,21 @@ def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: Capsys)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "says"),
     [
-        (
-            ["sample", "plain", "--out", "o", "--label", "ann"],
-            "was trained without labels, so it has no 'ann'; leave it",
-        ),
-        (["sample", "plain", "--out", "o", "--label", "each"], "was trained without labels"),
-        (["sample", "run", "--out", "o", "--label", "bob"], "has no label 'bob'; the nearest are bob b. (of 3)"),
-        (["sample", "run", "--out", "-", "--label", "each"], "take one sound"),
-        (["prepare", "audio", "new", "data.labels=missing.csv"], "cannot read data.labels=missing.csv"),
-        (
-            ["train", "data", "new", "data.labels=missing.csv"],
-            "was prepared with data.labels=folder; leave the setting",
-        ),
-        (["train", "data", "new", "model.num_labels=4"], "unknown setting 'model.num_labels'"),
-        (["train", "data", "new", "train.label_dropout=1"], "it must be at least 0 and below 1"),
+        ("sample plain --out o --label ann", "was trained without labels, so it has no 'ann'; leave it"),
+        ("sample plain --out o --label each", "was trained without labels"),
+        ("sample run --out o --label bob", "has no label 'bob'; the nearest are bob b. (of 3)"),
+        ("sample run --out - --label each", "take one sound"),
+        ("prepare audio new data.labels=missing.csv", "cannot read data.labels=missing.csv"),
+        ("train data new data.labels=missing.csv", "was prepared with data.labels=folder; leave the setting"),
+        ("train data new model.num_labels=4", "unknown setting 'model.num_labels'"),
+        ("train data new train.label_dropout=1", "it must be at least 0 and below 1"),
     ],
 )
-def test_mistakes(arguments: list[str], words: str, place: Path, capsys: Capsys) -> None:
+def test_mistakes(command: str, says: str, place: Path, capsys: Capsys) -> None:
     names = ("run", "plain", "audio", "data", "new", "o")
-    refused = mistake([place / argument if argument in names else argument for argument in arguments], capsys)
-    assert words in refused
+    assert says in mistake([place / word if word in names else word for word in command.split()], capsys)
     assert not (place / "new").exists() and not (place / "o").exists()
 
 

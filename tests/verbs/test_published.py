@@ -115,7 +115,9 @@ def test_other_figures_are_refused(place: Path, tmp_path: Path, capsys: Capsys) 
 
 
 def test_a_run_that_began_with_other_weights_is_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
-    cli("prepare", place / "sc09", tmp_path / "own", "data.sample_rate_hz=16000", *OTHER)
+    as_sc09 = ["data.sample_rate_hz=16000", "data.quantiser=mu_law_floor", "data.normalise=clip"]
+    divided = ["data.split.by=order", "data.split.valid=0.3", "data.split.test=0.3"]
+    cli("prepare", place / "sc09", tmp_path / "own", *as_sc09, *divided)
     cli("train", tmp_path / "own", tmp_path / "before", *SMALL)
     more = [tmp_path / "run", "--from", tmp_path / "before", "data.labels=none", *SMALL]
     cli("train", place / "whole", *more)  # pieces and corpus may differ
@@ -123,15 +125,6 @@ def test_a_run_that_began_with_other_weights_is_refused(place: Path, tmp_path: P
     assert f"began with the weights of {tmp_path / 'before'}" in line and "trained on" not in line
     line = mistake(["evaluate", tmp_path / "before", "--protocol", "clip"], capsys)
     assert "--protocol clip is for data that is cut into clips, and that of" in line
-
-
-OTHER = [
-    "data.quantiser=mu_law_floor",
-    "data.normalise=clip",
-    "data.split.by=order",
-    "data.split.valid=0.3",
-    "data.split.test=0.3",
-]
 
 
 @pytest.mark.parametrize("name", ["sc09", "youtubemix", "beethoven"])

@@ -179,60 +179,50 @@ def test_a_trial_that_fails_is_named_and_the_search_goes_on(place: Path, tmp_pat
 
 
 # What comes after the folder of data, in words as of tests/test_cli; the space, if it is another; and the message
-MISTAKES: dict[str, tuple[str, str | None, str]] = {
-    "a budget without a unit": ("T/s --budget 10", None, "--budget '10' is not a time"),
-    "no time": ("T/s --budget 0s", None, "leaves no time"),
-    "no trials": ("T/s --trials 0", None, "--trials is 0"),
-    "a model that is not known": ("T/s model=gpt", None, "unknown model 'gpt'; choose one of"),
-    "a setting that is not known": ("T/s train.lrr=1", None, "did you mean 'train.lr'?"),
-    "a space that is not there": ("T/s --space T/gone.yaml", None, "cannot read --space"),
-    "an unknown setting in the space": (
-        "T/s",
-        "train.lrr: [1]",
-        "with train.lrr=1: unknown setting 'train.lrr'; did you mean 'train.lr'?",
-    ),
-    "a value that is refused": ("T/s", "train.lr: [-1, 1]", "with train.lr=-1: train.lr is -1.0; it must be above 0"),
-    "sizes that a model refuses": ("T/s", "model.norm: [pre, middle]", "with model.norm=middle: model.norm"),
-    "data in the space": ("T/s", "data.split.valid: [0.1, 0.2]", "'data.split.valid' cannot be searched"),
-    "what the budget decides": ("T/s train.max_seconds=5", None, "train.max_seconds follows from --budget"),
-    "nothing to search": ("T/s train.lr=1e-3", None, "nothing is left to search"),
-    "a folder of other things": ("P/audio", None, "is not a search but contains other files"),
-    "another budget": ("P/done --budget 2s", None, "--budget (was 1.0, is 2.0)"),
-    "another size": ("P/done model.d_model=32", None, "model.d_model (was 16, is 32)"),
-    "another model": (
+MISTAKES: list[tuple[str, str | None, str]] = [
+    ("T/s --budget 10", None, "--budget '10' is not a time"),
+    ("T/s --budget 0s", None, "leaves no time"),
+    ("T/s --trials 0", None, "--trials is 0"),
+    ("T/s model=gpt", None, "unknown model 'gpt'; choose one of"),
+    ("T/s train.lrr=1", None, "did you mean 'train.lr'?"),
+    ("T/s --space T/gone.yaml", None, "cannot read --space"),
+    ("T/s", "train.lrr: [1]", "with train.lrr=1: unknown setting 'train.lrr'; did you mean 'train.lr'?"),
+    ("T/s", "train.lr: [-1, 1]", "with train.lr=-1: train.lr is -1.0; it must be above 0"),
+    ("T/s", "model.norm: [pre, middle]", "with model.norm=middle: model.norm"),
+    ("T/s", "data.split.valid: [0.1, 0.2]", "'data.split.valid' cannot be searched"),
+    ("T/s train.max_seconds=5", None, "train.max_seconds follows from --budget"),
+    ("T/s train.lr=1e-3", None, "nothing is left to search"),
+    ("P/audio", None, "is not a search but contains other files"),
+    ("P/done --budget 2s", None, "--budget (was 1.0, is 2.0)"),
+    ("P/done model.d_model=32", None, "model.d_model (was 16, is 32)"),
+    (
         "P/done model=compressive_transformer",
         None,
         "contains another search: model.name (was 'transformer_xl', is 'compressive_transformer'). Give another folder",
     ),
-    "another space": (
-        "P/done",
-        "train.lr: {low: 1e-4, high: 1e-3}",
-        "contains another search: its search space. Give another folder",
-    ),
-    "another seed": ("P/done --seed 1", None, "--seed (was 0, is 1)"),
-    "a damaged study": ("DAMAGED", None, "study.db cannot be used (file is not a database)"),
-    "no data": ("P/done", None, "no such folder"),
-    "other data": ("P/done", None, "its data has changed since"),
-}
-
-
-def damaged(place: Path, folder: Path) -> Path:
-    shutil.copytree(place / "done", folder / "damaged")
-    (folder / "damaged" / "study.db").write_bytes(b"no" * 5000)
-    return folder / "damaged"
+    ("P/done", "train.lr: {low: 1e-4, high: 1e-3}", "contains another search: its search space. Give another folder"),
+    ("P/done --seed 1", None, "--seed (was 0, is 1)"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(name: str, place: Path, tmp_path: Path, capsys: Capsys) -> None:
-    given, text, message = MISTAKES[name]
-    folder, *more = [damaged(place, tmp_path)] if given == "DAMAGED" else words(given, place, tmp_path)
+@pytest.mark.parametrize(("given", "text", "message"), MISTAKES)
+def test_mistakes(given: str, text: str | None, message: str, place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    folder, *more = words(given, place, tmp_path)
     command = tune(place, Path(folder), *(space(tmp_path, text) if text else ()), *map(str, more))
-    if name in ("no data", "other data"):
-        other = name == "other data"
-        command[1] = str(prepared_tones(tmp_path, train=2, valid=2, test=2) if other else tmp_path / "gone")
     assert message in mistake(command, capsys)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.slow
+def test_a_search_without_its_own_data_or_study(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    done = shutil.copytree(place / "done", tmp_path / "done")
+    verb, _, *command = tune(place, done)
+    assert "no such folder" in mistake([verb, tmp_path / "gone", *command], capsys)
+    other = prepared_tones(tmp_path, train=2, valid=2, test=2)
+    assert "its data has changed since" in mistake([verb, other, *command], capsys)
+    (done / "study.db").write_bytes(b"no" * 5000)
+    assert "study.db cannot be used (file is not a database)" in mistake(tune(place, done), capsys)
 
 
 def test_without_optuna_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:

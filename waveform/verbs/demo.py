@@ -73,11 +73,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
         for old in samples_dir.glob(f"{run_dir.name}_step*_seed0_0.wav"):  # of an earlier demo in the same folder
             old.unlink()
         (path,) = sample(
-            run_dir,
-            samples_dir,
-            seconds=_SAMPLE_SECONDS,
-            sampling=SamplingConfig(temperature=_TEMPERATURE),
-            **where,
+            run_dir, samples_dir, seconds=_SAMPLE_SECONDS, sampling=SamplingConfig(temperature=_TEMPERATURE), **where
         )
         clips[f"{run_dir.name} (sampled, temperature {_TEMPERATURE})"] = read_audio(path, sample_rate_hz=_RATE_HZ)
 
