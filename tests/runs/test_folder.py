@@ -22,7 +22,7 @@ def test_values_and_unknown_keys_are_kept(tmp_path: Path) -> None:
     assert config["train"]["lr"] == 1e-3 and config["of_a_later_version"] == 3
 
 
-def test_a_run_that_began_before_a_field_existed_has_its_default(tmp_path: Path) -> None:
+def test_a_run_that_began_before_a_field_existed_has_its_default() -> None:
     began = {"model": {"name": "transformer_xl", "memory": 9}, "train": {"lr": 1e-3}, "seed": 0}
 
     def of_today(**fields: object) -> dict[str, object]:

@@ -61,9 +61,7 @@ def test_an_archive_has_what_sampling_and_scoring_need(
         assert stored.getinfo(f"{step}/model.safetensors").compress_type == zipfile.ZIP_STORED
 
 
-def test_a_name_stands_for_a_run_folder_in_every_verb(
-    bundled: str, speech: Path, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_a_name_stands_for_a_run_folder_in_every_verb(bundled: str, speech: Path, tmp_path: Path) -> None:
     data, figures, sounds = ["--data", speech / "data"], [], []
     for number, run in enumerate((bundled, str(speech / "run"))):
         cli("sample", run, "--out", tmp_path / f"{number}", "--seconds", 0.01)

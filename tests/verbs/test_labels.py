@@ -59,7 +59,7 @@ def test_a_run_knows_the_labels_of_its_training_data(place: Path) -> None:
     assert sizes[0] - sizes[1] == 4 * 8  # a vector of 8 for each speaker and for unknown ones
 
 
-def test_sample_by_label(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_sample_by_label(place: Path, tmp_path: Path) -> None:
     common = ["sample", place / "run", "--seconds", 0.02, "--seed", 3, "--num", 2]
     cli(*common, "--out", tmp_path / "one", "--label", "bob b.")
     cli(*common, "--out", tmp_path / "each", "--label", "each")

@@ -97,7 +97,7 @@ def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) 
     assert figures["nats_per_token"] == pytest.approx(total / 2900, rel=1e-6)
 
 
-def test_other_figures_are_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_other_figures_are_refused(place: Path, capsys: Capsys) -> None:
     compare = ["compare", "--published", "sc09"]
     line = mistake([*compare, place / "on_part"], capsys)
     assert "cannot stand beside the figures published for SC09 (the digits of Speech Commands v0.02): " in line

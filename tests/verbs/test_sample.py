@@ -112,7 +112,7 @@ def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
     "reader",
     ["sox -t wav - -t raw -", "sox -r 24000 -c 1 -e signed -b 16 -t raw - -t raw -", "ffmpeg -v error -i - -f s16le -"],
 )
-def test_programs_read_the_pipe(reader: str, run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
+def test_programs_read_the_pipe(reader: str, run_dir: Path, monkeypatch: MonkeyPatch) -> None:
     program = shutil.which(reader.split()[0])
     if program is None:
         pytest.skip("needs sox and ffmpeg: apt install sox ffmpeg")
@@ -124,7 +124,7 @@ def test_programs_read_the_pipe(reader: str, run_dir: Path, monkeypatch: MonkeyP
     assert b"WARN" not in done.stderr
 
 
-def test_blocks_are_written_as_they_are_drawn(run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
+def test_blocks_are_written_as_they_are_drawn(run_dir: Path, monkeypatch: MonkeyPatch) -> None:
     """After each block, its samples are in the pipe; nothing waits in a buffer."""
     reading, writing = os.pipe()
     seen: list[int] = []
@@ -232,7 +232,7 @@ def test_ctrl_c_ends_playing_and_keeps_the_file(
 
 
 def test_a_file_is_finished_before_all_of_it_is_heard(
-    run_dir: Path, tmp_path: Path, device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
+    run_dir: Path, tmp_path: Path, device: SoundDevice, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "sleep", lambda _: signal.raise_signal(signal.SIGINT))  # while the rest is played
     assert main(["sample", str(run_dir), "--play", "--out", str(tmp_path)]) == 128 + signal.SIGINT
