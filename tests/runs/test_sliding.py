@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests import laws
+from tests.calling import cli, figures_of, prepared_tones, settings
 from tests.engine.conftest import write_tokens
 from waveform.models.registry import build
 from waveform.ranks.distributed import World
@@ -62,3 +63,14 @@ def test_what_cannot_slide_is_refused(tmp_path: Path) -> None:
     for stride in (0, 7):
         with pytest.raises(UserError, match=f"--stride is {stride}; it must be from 1 to the window, 6"):
             evaluate_sliding(opened(0), tokens, stride=stride, world=World(), show_progress=False)
+
+
+def test_sound_is_scored_so_too(tmp_path: Path) -> None:
+    """Moved by its whole length, the window of a model without memory scores as without a stride."""
+    data = prepared_tones(tmp_path, train=2, valid=1, test=1, seconds=0.05)
+    without = ["model.memory=0", "model.prediction=none", "train.max_steps=1"]
+    cli("train", data, tmp_path / "run", *settings("transformer_xl"), *without)
+    evaluate = ["evaluate", tmp_path / "run"]
+    plain, moved = (figures_of(tmp_path / "e.json", *evaluate, *stride) for stride in ([], ["--stride", 64]))
+    assert moved["nats_per_token"] == pytest.approx(plain["nats_per_token"], rel=1e-5) and moved["state"] == "by window"
+    assert moved["linear_prediction_nats_per_token"] == plain["linear_prediction_nats_per_token"]

@@ -202,11 +202,12 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
 def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, *, protocol: str) -> float | None:
     """NLL per token of linear prediction alone, with no training, on sound; None for other tokens.
 
-    protocol: when its state is reset, as the run's was.
+    protocol: when its state is reset, as the run's was; of windows that overlap, at each utterance.
     """
     classes = classes_of(run.config["dataset"]["modality"])
     if classes is None:
         return None
+    protocol = "utterance" if protocol == "window" else protocol
     config = EvaluateConfig(window=run.window, protocol=protocol, chunk=run.config["train"]["chunk"])
     key = (classes, tokens.checksum, protocol, config.reset_every)
     if key not in _PREDICTED:

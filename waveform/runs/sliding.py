@@ -50,7 +50,8 @@ def evaluate_sliding(
     places = _places(tokens, window=window, stride=stride)[world.rank :: world.size]
     rows = fast_rows(model, window=window, device=world.device)
     dtype = next(iter(model.parameters())).dtype
-    with Progress(f"evaluate {run.name}", total=tokens.num_tokens, unit="token", enabled=show_progress) as progress:
+    total, unit, unit_s = tokens.num_tokens, run.unit, run.unit_s
+    with Progress(f"evaluate {run.name}", total=total, unit=unit, unit_s=unit_s, enabled=show_progress) as progress:
         for dealt in _deal(tokens, places, window=window, stride=stride, rows=rows):
             fresh = model.init_state(len(dealt.utterances), device=world.device, dtype=dtype)
             scores = score_window(scored_forward, dealt.window, fresh, fresh=fresh, device=world.device, autocast=None)
