@@ -17,6 +17,7 @@ from recipes.reinforcement import RECIPES as AGENTS
 from recipes.reinforcement.settings import compose_config as compose_agent_config
 from recipes.studies.catalogue import find_study
 from recipes.text import compose_config
+from tests.docs_settings import page
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.command.table import parser
 
@@ -84,6 +85,10 @@ def run(command: str, place: Path, monkeypatch: MonkeyPatch) -> None:
     program, arguments = (waveform, words[1:]) if words[0] == "waveform" else (recipes, words[3:])
     monkeypatch.chdir(place)
     assert program.cli.main(arguments) == 0, command
+
+
+def test_the_settings_are_what_their_command_writes() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == page()
 
 
 def test_every_section_has_files_and_commands() -> None:
