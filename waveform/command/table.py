@@ -74,18 +74,15 @@ class Verb:
             warn_of_untested()
             set_defaults()
         values = _without_strays(given)
-        instead = None
-        for arg in self.arguments:
-            if arg.name not in values:
-                continue
+        named = [arg for arg in self.arguments if arg.name in values]
+        for arg in named:
             _require_countable(arg, values[arg.name])
-            if arg.instead is not None:
-                instead = arg.instead
-            elif arg.setting is not None:
+            if arg.setting is not None:
                 values[OVERRIDES] = [*values.get(OVERRIDES, ()), f"{arg.setting}={values.pop(arg.name)}"]
-        if instead is not None:
-            arguments, _ = arguments_of(_load(instead), values)
-            _load(instead)(**arguments)
+        if instead := [arg.instead for arg in named if arg.instead is not None]:
+            other = _load(instead[0])
+            arguments, _ = arguments_of(other, values)
+            other(**arguments)
             return 0
         function, of_runs, asked = self._function(values)
         arguments, unknown = arguments_of(function, values, asked)
@@ -93,7 +90,7 @@ class Verb:
             if arg.name in unknown:
                 raise UserError(f"{arg.flag} is not for {of_runs}; leave it out")
         result = function(**arguments)
-        return 0 if self.report is None else _load(self.report)(result) or 0
+        return 0 if self.report is None else int(_load(self.report)(result))
 
     def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str, dict[str, type]]:
         """The function to call, what messages call the runs that it is for, and the dataclasses that it asks for."""
@@ -190,8 +187,7 @@ def run_command(
     parse = parser(program, description, verbs)
     args, rest = parse.parse_known_args(arguments)
     given = dict(vars(args))
-    name_of_verb = given.pop("verb")
-    verb = next(verb for verb in verbs if verb.name == name_of_verb)
+    verb = {verb.name: verb for verb in verbs}[given.pop("verb")]
     # argparse accepts `key=value` before the options or after them, but not both; the rest is accepted here.
     takes_settings = any(arg.name == OVERRIDES for arg in verb.arguments)
     options = [argument for argument in rest if argument.startswith("-") or not takes_settings]
