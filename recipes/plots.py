@@ -23,6 +23,12 @@ def draw_over_seeds(axes: "Axes", i: int, label: str, x: Any, values: np.ndarray
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
+def curve_names(run_dirs: Sequence[Path | str]) -> list[str]:
+    """What the curves of runs are called: the names of their folders, or their paths if several have that name."""
+    names = [Path(run_dir).name for run_dir in run_dirs]
+    return [str(run) if names.count(name) > 1 else name for name, run in zip(names, run_dirs, strict=True)]
+
+
 def save_recall(path: Path, questions: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
     """Draw a panel of each question: bits by distance of each model's figures, as `evaluate` returns them, by seed.
 

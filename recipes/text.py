@@ -19,7 +19,7 @@ from recipes.corpora.catalogue import RECIPES, find_recipe, recipe_names
 from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
 from recipes.metrics import UNITS
-from recipes.plots import save_recall
+from recipes.plots import curve_names, save_recall
 from recipes.text_figures import describe, format_table, metrics_of, relative_gain, scope_of
 from recipes.text_report import TextContents
 from waveform.domain import Metrics, TokenDomain, TrainRequest
@@ -180,7 +180,8 @@ class Text(TokenDomain):
     def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
         if not is_recall(scored[0].run):
             return super().save_plot(path, scored, entries)
-        save_recall(path, {"recall": {Path(entry["run"]).name: [entry] for entry in entries}})
+        names = curve_names([entry["run"] for entry in entries])
+        save_recall(path, {"recall": {name: [entry] for name, entry in zip(names, entries, strict=True)}})
 
     def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:
         return {name: heading for name, heading in UNITS.items() if name in entry}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipes.plots import read_returns, save_returns
+from recipes.plots import curve_names, read_returns, save_returns
 from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
@@ -179,7 +179,9 @@ def _compared(
         entry["interval_95"] = None if half is None else [difference - half, difference + half]
     print(describe(entries))
     if plot_file is not None:
-        save_returns(plot_file, {agent.folder.name: [read_returns(agent.folder)] for agent in agents})
+        names = curve_names([agent.folder for agent in agents])
+        curves = {name: [read_returns(agent.folder)] for name, agent in zip(names, agents, strict=True)}
+        save_returns(plot_file, curves)
     return entries
 
 
