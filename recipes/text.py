@@ -107,6 +107,7 @@ class Text(TokenDomain):
     describe = staticmethod(describe)
     format_table = staticmethod(format_table)
     scope = staticmethod(scope_of)
+    require_plot = staticmethod(require_recall)
 
     def knows(self, name: str) -> bool:
         return name in recipe_names()
@@ -167,9 +168,6 @@ class Text(TokenDomain):
 
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         return metrics_of(run, options)
-
-    def require_plot(self, run: TrainedRun) -> None:
-        require_recall(run)
 
     def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
         first, *others = entries

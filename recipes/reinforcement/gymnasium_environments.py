@@ -146,14 +146,13 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
 
 def _observation(name: str, space: Any) -> tuple[Observation, str | None]:
     """What agents see of a space: all of it, or the `image` of a dict, as MiniGrid and DMLab have it."""
-    kind, shown = type(space).__name__, None
-    if kind == "Dict":
-        found = [key for key in ("image", "rgb", "RGB_INTERLEAVED") if key in space.spaces]
-        if not found:
+    shown = None
+    if type(space).__name__ == "Dict":
+        shown = next((key for key in ("image", "rgb", "RGB_INTERLEAVED") if key in space.spaces), None)
+        if shown is None:
             raise UserError(f"env={name} shows {', '.join(space.spaces)}, of which none is an image; {_KINDS}")
-        shown = found[0]
         space = space.spaces[shown]
-        kind = type(space).__name__
+    kind = type(space).__name__
     if kind == "Discrete":
         return Observation("grid", (1,), int(space.n)), shown
     if kind != "Box":

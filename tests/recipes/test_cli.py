@@ -328,6 +328,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "evaluate text as an agent": ("evaluate P/run --delays 3", "--delays is not for runs on text; leave it out"),
     "compare texts as agents": ("compare P/run --envs 3", "--envs is not for runs on text; leave it out"),
     "evaluate zero rows": ("evaluate P/run --rows 0", "--rows is 0"),
+    "draw text by distance": ("evaluate P/run --plot T/a.png", "bits by distance, which only runs on recall have"),
     "evaluate with negative memory": ("evaluate P/run --memory -1", "model.memory is -1"),
     "sweep without": (
         "sweep P/run --compressed 4,0",
