@@ -28,26 +28,27 @@ def test_buckets_are_the_papers() -> None:
 
 
 def test_words() -> None:
-    metrics = text_metrics(RESULT, find_recipe("wikitext103"), tokens="words", num_bytes=77, num_words=15)
-    assert metrics["perplexity"] == pytest.approx(math.exp(40 / 20))
-    assert metrics["perplexity_by_frequency"] == {
-        ">10K": {"perplexity": pytest.approx(math.exp(4 / 8)), "num_tokens": 8},
-        "100-1K": {"perplexity": pytest.approx(math.exp(3)), "num_tokens": 12},
+    assert text_metrics(RESULT, find_recipe("wikitext103"), tokens="words", num_bytes=77, num_words=15) == {
+        "perplexity": pytest.approx(math.exp(40 / 20)),
+        "perplexity_by_frequency": {
+            ">10K": {"perplexity": pytest.approx(math.exp(4 / 8)), "num_tokens": 8},
+            "100-1K": {"perplexity": pytest.approx(math.exp(3)), "num_tokens": 12},
+        },
     }
-    assert "bits_per_byte" not in metrics and "word_perplexity" not in metrics
 
 
-def test_subwords_are_divided_by_words_and_bytes() -> None:
-    metrics = text_metrics(RESULT, find_recipe("pg19"), tokens="subwords", num_bytes=80, num_words=16)
-    assert metrics["word_perplexity"] == pytest.approx(math.exp(40 / 16))
-    assert metrics["bits_per_byte"] == pytest.approx(40 / 80 / math.log(2))
-    assert "perplexity" not in metrics
-
-
-def test_characters() -> None:
-    metrics = text_metrics(RESULT, find_recipe("text8"), tokens="characters", num_bytes=20, num_words=5)
-    assert metrics["bits_per_character"] == pytest.approx(2 / math.log(2))
-    assert "word_perplexity" not in metrics
+@pytest.mark.parametrize(
+    ("recipe", "tokens", "expected"),
+    [
+        ("pg19", "subwords", {"word_perplexity": math.exp(40 / 16), "bits_per_byte": 40 / 80 / math.log(2)}),
+        ("text8", "characters", {"bits_per_character": 40 / 80 / math.log(2)}),
+        ("text8", "symbols", {"bits_per_character": 40 / 20 / math.log(2)}),  # of a published model, per token
+    ],
+)
+def test_nats_are_divided_by_what_papers_count(recipe: str, tokens: str, expected: dict[str, float]) -> None:
+    """And there are no other metrics."""
+    metrics = text_metrics(RESULT, find_recipe(recipe), tokens=tokens, num_bytes=80, num_words=16)
+    assert metrics == pytest.approx(expected)
 
 
 def test_a_hopeless_model_has_an_infinite_perplexity() -> None:
