@@ -217,9 +217,9 @@ class _Reader:
             "attention.value.weight": value,
             "attention.position.weight": self._take(f"{attention}r_net.weight"),
             "attention.output.weight": self._take(f"{attention}o_net.weight"),
-            # Of each layer, or one for all of them.
-            "attention.content_bias": self._take_either(f"{attention}r_w_bias", f"{trunk}r_w_bias"),
-            "attention.position_bias": self._take_either(f"{attention}r_r_bias", f"{trunk}r_r_bias"),
+            # Of each layer, or one for all of them, of which each gets its own.
+            "attention.content_bias": self._take_either(f"{attention}r_w_bias", f"{trunk}r_w_bias").clone(),
+            "attention.position_bias": self._take_either(f"{attention}r_r_bias", f"{trunk}r_r_bias").clone(),
             "attention_norm.weight": self._take(f"{attention}layer_norm.weight"),
             "attention_norm.bias": self._take(f"{attention}layer_norm.bias"),
             "feedforward_in.weight": self._take(f"{feedforward}CoreNet.0.weight"),

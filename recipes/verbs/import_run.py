@@ -12,15 +12,13 @@ from torch import nn
 from recipes.corpora.tokenizers import SymbolTokenizer, WordTokenizer, load_tokenizer, save_tokenizer
 from recipes.corpora.vocabulary import VOCABULARY_FILES, read_vocabulary
 from recipes.published import Published, read_published
-from recipes.text import compose_config
+from recipes.text import Text, compose_config
 from waveform.engine.checkpoint import TrainingProgress, save
 from waveform.engine.dataset import Dataset, read_dataset, write_dataset
-from waveform.engine.interface import SequenceModel
-from waveform.engine.token_learner import TokenLearner
 from waveform.engine.train_config import TrainConfig
-from waveform.engine.trainer import RunContext, Trainer
+from waveform.engine.trainer import RunContext
 from waveform.ranks.distributed import World
-from waveform.runs.configured_model import model_from, num_parameters, sketch_model, window_of
+from waveform.runs.configured_model import num_parameters, sketch_model, window_of
 from waveform.runs.folder import CONFIG_FILE, comparable
 from waveform.runs.settings import to_yaml, typed
 from waveform.system.atomic import explain_write_errors, write_file
@@ -61,11 +59,10 @@ def import_run(
     settings = [*_settings(published), *overrides]
     config = compose_config(recipe, settings)
     config["dataset"] = {"vocab_size": published.vocab_size}
-    sketch_model(config, num_copies=2)  # raises if they would not fit this machine
-    model = model_from(config)
+    model = sketch_model(config, num_copies=2)  # raises if they would not fit this machine
     assert isinstance(model, nn.Module)
     try:
-        model.load_state_dict(published.weights)
+        model.load_state_dict(published.weights, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split(":", 1)[-1].split())[:300]
         raise UserError(
@@ -73,12 +70,10 @@ def import_run(
             "again"
         ) from error
     try:
-        with explain_write_errors(run_dir):
-            run_dir.mkdir(parents=True, exist_ok=True)
         if data is None:
             folder = run_dir / _VOCABULARY_DIR
             with explain_write_errors(folder):
-                folder.mkdir()
+                folder.mkdir(parents=True)
             save_tokenizer(tokenizer, folder)
             modality = {"kind": "text", "recipe": recipe, "tokens": tokenizer.kind}
             data = write_dataset(Dataset(folder, tokenizer.vocab_size, modality, splits={}, sources={}))
@@ -132,31 +127,24 @@ def _settings(published: Published) -> list[str]:
     return ["model=transformer_xl", *model, "train.batch_size=1", f"train.chunk={window}"]
 
 
-def _write_run(run_dir: Path, config: dict[str, Any], data: Dataset, model: SequenceModel) -> None:
+def _write_run(run_dir: Path, config: dict[str, Any], data: Dataset, model: nn.Module) -> None:
     """Write the configuration and a checkpoint of step 0, from which training with the same settings continues."""
-    splits = {split: data.open_split(split) for split in data.splits}
-    config["dataset"] = {
-        "path": str(data.folder.resolve()),
-        "vocab_size": data.vocab_size,
-        "modality": data.modality,
-        "checksums": {split: tokens.checksum for split, tokens in splits.items()},
-    }
-    train: TrainConfig = typed(TrainConfig, config["train"], section="train")
-    if splits:
-        learner = TokenLearner(
-            model, train, tokens=splits["train"], window=window_of(config), seed=config["seed"], world=World()
-        )
-        Trainer(learner, RunContext(run_dir, record=comparable(config), show_progress=False)).save()
-    else:
-        assert isinstance(model, nn.Module)
-        save(
-            run_dir,
-            model=model,
-            optimiser=torch.optim.Adam(model.parameters()),
-            state=(),
-            progress=TrainingProgress(step=0, num_ranks=1, seconds=0, tokens_seen=0, cursor={}, run=comparable(config)),
-            conditions={},
-            world=World(),
-            keep=1,
-        )
+    if data.splits:
+        train: TrainConfig = typed(TrainConfig, config["train"], section="train")
+        with Text().open_training(data, config, train, RunContext(run_dir, show_progress=False)) as trainer:
+            trainer.learner.module.load_state_dict(model.state_dict())
+            trainer.save()
+        return
+    path = str(data.folder.resolve())
+    config["dataset"] = {"path": path, "vocab_size": data.vocab_size, "modality": data.modality, "checksums": {}}
+    save(
+        run_dir,
+        model=model,
+        optimiser=torch.optim.Adam(model.parameters()),
+        state=(),
+        progress=TrainingProgress(step=0, num_ranks=1, seconds=0, tokens_seen=0, cursor={}, run=comparable(config)),
+        conditions={},
+        world=World(),
+        keep=1,
+    )
     write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
