@@ -16,7 +16,6 @@ from recipes.corpora.documents import SPLITS, Document, read_words
 from recipes.corpora.recipe import CorpusConfig, open_corpus
 from recipes.corpora.sources import open_source
 from recipes.corpora.tokenizers import load_tokenizer
-from recipes.verbs import prepare as preparation
 from recipes.verbs.prepare import prepare
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import sentences, write_folder, write_source
@@ -214,18 +213,6 @@ def test_words_and_bytes_are_counted_across_blocks(tmp_path: Path, monkeypatch: 
         texts = texts_of(data, split)
         assert data.sources["words"][split] == sum(len((tmp_path / name).read_text().split()) for name in texts)
         assert data.sources["bytes"][split] == sum(len(text.encode()) for text in texts.values())
-
-
-def test_a_preparation_that_fails_late_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> None:
-        assert len(list((tmp_path / "to").iterdir())) == 1  # in a separate folder
-        raise UserError("the disk is full")
-
-    (tmp_path / "to").mkdir()
-    monkeypatch.setattr(preparation, "write_dataset", fail)
-    with pytest.raises(UserError, match="the disk is full"):
-        prepare("folder", write_source("folder", tmp_path), tmp_path / "to" / "data", show_progress=False)
-    assert not list((tmp_path / "to").iterdir())
 
 
 MARKED = """The licence.\r

@@ -97,11 +97,6 @@ def test_successes_are_of_the_episodes_whose_returns_count(runs: Path, monkeypat
         assert abs(one["success"] - 0.5) < 0.1
 
 
-def test_a_run_is_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("train", "object_matching", runs / "lstm", SMOKE, "model=lstm", "train.max_steps=7")
-    assert "resumed at step 6" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "arguments, line",
     [
