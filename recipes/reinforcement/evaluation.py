@@ -133,12 +133,9 @@ def evaluate(
     plot_file: Path | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Let an agent play; print a table, return (and write) the figures, draw its return in training.
-
-    Raises UserError as `open_agent` does.
-    """
+    """Let an agent play, as `compare` does several; returns (and writes) its figures alone."""
     check_files(json_file=json_file, plot_file=plot_file)
-    (entry,) = _compared([run_dir], playing or Playing(), plot_file=plot_file, device=device)
+    (entry,) = compare([run_dir], playing, plot_file=plot_file, device=device)
     write_json(json_file, entry)
     return entry
 
@@ -151,17 +148,13 @@ def compare(
     plot_file: Path | None = None,
     device: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Let each agent play the same episodes, as `evaluate` does one. Raises UserError for different environments."""
+    """Let each agent play the same episodes; print a table, return (and write) the figures, draw returns in training.
+
+    Each has its difference in return to the first one, and the 95% interval of that. Raises UserError as `open_agent`
+    does, and for different environments.
+    """
     check_files(json_file=json_file, plot_file=plot_file)
-    entries = _compared(run_dirs, playing or Playing(), plot_file=plot_file, device=device)
-    write_json(json_file, entries)
-    return entries
-
-
-def _compared(
-    run_dirs: Sequence[Path | str], playing: Playing, *, plot_file: Path | None, device: str | None
-) -> list[dict[str, Any]]:
-    """Each agent's figures, with its difference in return to the first one and the 95% interval of that."""
+    playing = playing or Playing()
     how: dict[str, Any] = {"env": playing.env, "memory": playing.memory, "compressed": playing.compressed}
     agents = [open_agent(run, device=device, **how) for run in run_dirs]
     for agent in agents:
@@ -182,6 +175,7 @@ def _compared(
         names = curve_names([agent.folder for agent in agents])
         curves = {name: [read_returns(agent.folder)] for name, agent in zip(names, agents, strict=True)}
         save_returns(plot_file, curves)
+    write_json(json_file, entries)
     return entries
 
 
