@@ -30,16 +30,9 @@ def capture_cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
 
 
 class DeviceDecoder(Decoder):
-    """A decoder that takes several steps without the host, so that a GPU replays them, and the draws, as one graph.
-
-    `steps_to_host`: how many calls of `device_step` may follow each other before `advance` has work to do.
-    """
+    """A decoder that takes several steps without the host, so that a GPU replays them, and the draws, as one graph."""
 
     _loop: "CudaGraphLoop | None" = None
-
-    @property
-    def steps_to_host(self) -> int:
-        return sys.maxsize
 
     @abstractmethod
     def device_step(self, tokens: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Shape letters: B rows (independent streams), T steps, D model width, V classes.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -84,6 +85,11 @@ class Decoder(ABC):
     # Of weights, keys and values that a step reads, each once, when every slot is in use: they bound its speed. None:
     # unknown.
     bytes_per_step: int | None = None
+
+    @property
+    def steps_to_host(self) -> int:
+        """How many steps a decoder that takes several at once may take before work in Python is due."""
+        return sys.maxsize
 
     @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:

@@ -206,11 +206,6 @@ class KernelDecoder(Decoder):
         self._kind = np.int8(0) if int8 else np.float32(0)  # its type is that of the weights
         self._logits = torch.from_numpy(fields["logits"])[:, : fields["num_classes"]]
 
-    @property
-    def steps_to_host(self) -> int:
-        """How many steps one call may take at most, because work in Python is due after them."""
-        return sys.maxsize
-
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """As `Decoder.step`; the logits are overwritten by the next step."""
