@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
-from waveform.decoding.stepped_front import SteppedFront
-from waveform.engine.cuda_graph import DeviceDecoder
+from waveform.decoding.stepped import SteppedDecoder
 from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
-from waveform.models.linear_prediction import with_prediction
 
 _SIZES = ("vocab_size", "num_stacks", "layers_per_stack", "kernel_size", "num_labels", "classes")
 _WIDTHS = ("residual_channels", "gate_channels", "skip_channels", "end_channels")
@@ -38,7 +36,7 @@ class WaveNetWithDecoders(WaveNet):
         return WaveNetDecoder(self, state) if KNOWN.supports(self.config) and fitted_together else None
 
 
-class WaveNetDecoder(DeviceDecoder):
+class WaveNetDecoder(SteppedDecoder):
     """Steps a WaveNet on ring buffers.
 
     What the older taps add is known before a step begins (Paine et al. 2016, "Fast WaveNet"), so one gather and one
@@ -47,8 +45,8 @@ class WaveNetDecoder(DeviceDecoder):
 
     @torch.inference_mode()
     def __init__(self, model: WaveNet, state: WaveNetState) -> None:
-        config, self._model = model.config, model
-        self._front = SteppedFront(model, state)
+        super().__init__(model, state)
+        config = model.config
         convolutions = cast(list[nn.Linear], model.convolutions)
         # [L, K, C, 2G]
         kernels = torch.stack([each.weight.t().unflatten(0, (config.kernel_size, -1)) for each in convolutions])
@@ -69,29 +67,15 @@ class WaveNetDecoder(DeviceDecoder):
         read = (self._older, self._newest, self._biases, *self._residuals, model.skip.weight, *model.head.parameters())
         self.bytes_per_step = sum(tensor.nbytes for tensor in read) + taps
 
-    @property
-    def steps_to_host(self) -> int:
-        """As `DeviceDecoder.steps_to_host`."""
-        return self._front.steps_to_host
-
-    @torch.inference_mode()
-    def advance(self, num_steps: int) -> None:
-        """As `DeviceDecoder.advance`."""
-        self._front.advance(num_steps)
-
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
         """As `DeviceDecoder.device_step`: the number of the step is on the device."""
-        model = self._model
         places = self._starts + (self._lags + self._step_number) % self._lengths
         self._step_number += 1
         taps = self._rings[places].transpose(1, 2).flatten(2)  # [L, B, (K - 1) C]
         z_of = torch.baddbmm(self._biases, taps, self._older)
 
-        tokens, added, prediction = self._front.step(tokens)
-        x = model.embedding(tokens)
-        for vectors in added:
-            x = x + vectors
+        x, prediction = self.embed(tokens)
         inputs, gates = [], []
         for layer, z in enumerate(z_of):
             inputs.append(x)
@@ -100,5 +84,4 @@ class WaveNetDecoder(DeviceDecoder):
             if layer < len(self._residuals):
                 x = torch.addmm(x, gates[-1], self._residuals[layer])
         self._rings.index_copy_(0, places[:, 0], torch.stack(inputs))
-        hidden = model.skip(torch.cat(gates, dim=-1))
-        return model.head.logits(with_prediction(hidden[:, None], prediction))[:, 0]
+        return self.logits(self._model.skip(torch.cat(gates, dim=-1)), prediction)

@@ -12,12 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from waveform.decoding.stepped_front import SteppedFront
-from waveform.engine.cuda_graph import DeviceDecoder
+from waveform.decoding.stepped import SteppedDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.models.attention import angles, position_query
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
-from waveform.models.linear_prediction import with_prediction
 from waveform.models.memory import (
     CompressiveState,
     after_call,
@@ -70,7 +68,7 @@ class _View(NamedTuple):
         return slot
 
 
-class CachedDecoder(DeviceDecoder):
+class CachedDecoder(SteppedDecoder):
     """Steps a CompressiveTransformer, keeping the keys and values of every slot.
 
     Equal to `forward` (law 2, chunks). Within a window keys are appended; at its end they shift, and only compressed
@@ -79,13 +77,12 @@ class CachedDecoder(DeviceDecoder):
 
     @torch.inference_mode()
     def __init__(self, model: CompressiveTransformer, state: CompressiveState) -> None:
-        self._model, self._config = model, model.config
-        config = model.config
+        super().__init__(model, state)
+        config = self._config = model.config
         self._batch = len(state.steps)
         self._heads, self._d_head = config.num_heads, config.d_model // config.num_heads
         self._scale = self._d_head**-0.5
         self._state = state._replace(window=state.window.clone(), usage=state.usage.clone())
-        self._front = SteppedFront(model, state)
         self._layers = list(model.layers)
         self._weights = [self._fuse(layer) for layer in self._layers]
         reference = next(model.parameters())
@@ -148,7 +145,7 @@ class CachedDecoder(DeviceDecoder):
     @property
     def steps_to_host(self) -> int:
         """Steps to the end of the window, or of a block of linear prediction."""
-        return min(self._config.window - self._phase, self._front.steps_to_host)
+        return min(self._config.window - self._phase, super().steps_to_host)
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
@@ -162,7 +159,7 @@ class CachedDecoder(DeviceDecoder):
     @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
         """As `DeviceDecoder.advance`; evicts, compresses and shifts if the window is full."""
-        self._front.advance(num_steps)
+        super().advance(num_steps)
         self._phase += num_steps
         assert self._phase <= self._config.window
         if self._phase == self._config.window:
@@ -171,13 +168,10 @@ class CachedDecoder(DeviceDecoder):
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
         """As `DeviceDecoder.device_step`."""
-        model, phase = self._model, self._phase_on_device
+        phase = self._phase_on_device
         slots = [view.take(phase) for view in self._views]
         rotation = self._rotations.index_select(0, phase)
-        tokens, added, prediction = self._front.step(tokens)
-        x = model.embedding(tokens)
-        for vectors in added:
-            x = x + vectors
+        x, prediction = self.embed(tokens)
         for i, layer in enumerate(self._layers):
             self._state.window[:, i].index_copy_(1, phase, x[:, None].to(self._state.window.dtype))
             normed = layer.attention_norm(x) if layer.config.norm == "pre" else x
@@ -187,7 +181,7 @@ class CachedDecoder(DeviceDecoder):
             x = x + layer.feedforward_out(layer.activation(layer.feedforward_in(normed)))
             x = layer.feedforward_norm(x) if layer.config.norm == "post" else x
         phase += 1
-        return model.head.logits(with_prediction(model.final_norm(x)[:, None], prediction))[:, 0]
+        return self.logits(self._model.final_norm(x), prediction)
 
     def _attend(self, i: int, normed: Tensor, slot: Tensor, rotation: Tensor) -> Tensor:
         """Layer i's attention [B, D], before its output projection; keeps the key and value of `normed` [B, D]."""
