@@ -11,13 +11,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from baselines.position_encodings import (
-    ENCODINGS,
-    EncodedAttention,
-    LearnedEncoding,
-    ShawEncoding,
-    absolute_encoding,
-)
+from baselines.position_encodings import ENCODINGS, EncodedAttention, LearnedEncoding, ShawEncoding, absolute_encoding
 from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
 from waveform.engine.interface import Decoder
 from waveform.models.dropout import Dropout

@@ -19,8 +19,7 @@ from waveform.speech.config import compose_config as compose_speech
 
 def build(**fields: Any) -> LSTM:
     torch.manual_seed(0)
-    model: LSTM = laws.randomise(LSTM(LSTM.Config(laws.VOCAB_SIZE, **fields)))
-    return model
+    return laws.randomise(LSTM(LSTM.Config(laws.VOCAB_SIZE, **fields)))
 
 
 def written_out(model: LSTM, tokens: Tensor) -> Tensor:

@@ -24,8 +24,7 @@ _SIZES = [
 def model(request: pytest.FixtureRequest) -> WaveNet:
     """A small WaveNet in fp64, with every parameter moved off its initial value (biases start at zero)."""
     torch.manual_seed(0)
-    model: WaveNet = laws.randomise(WaveNet(dataclasses.replace(request.param, skip_channels=6, end_channels=7)))
-    return model
+    return laws.randomise(WaveNet(dataclasses.replace(request.param, skip_channels=6, end_channels=7)))
 
 
 def _tokens(model: WaveNet, *, num_rows: int, num_steps: int) -> Tensor:

@@ -308,11 +308,7 @@ def test_evaluations_by_the_clock(tokens: TokenSet, tmp_path: Path) -> None:
 @pytest.mark.parametrize("checkpoint_every", [1, 1000])
 @pytest.mark.parametrize("during", ["evaluate", "score_window"])
 def test_an_evaluation_by_the_clock_that_a_stop_interrupts_is_not_lost(
-    during: str,
-    checkpoint_every: int,
-    tokens: TokenSet,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    during: str, checkpoint_every: int, tokens: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the signal comes in it or in the step before, and whether that step is saved already."""
     stopped = by_the_clock(tokens, tmp_path, checkpoint_every=checkpoint_every)

@@ -102,8 +102,7 @@ def attention_in_kernels(
     q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, causal: bool, encoding: Tensor | None
 ) -> Tensor:
     """What `softmax_attention` computes, [B, H, T, d]: if `_takes_kernels` of models/attention.py says so, in fp32."""
-    out: Tensor = _Attention.apply(q_BHTE, k_BHKd, v_BHKd, scale, causal, encoding)
-    return out
+    return _Attention.apply(q_BHTE, k_BHKd, v_BHKd, scale, causal, encoding)
 
 
 def compile_kernels() -> None:
@@ -115,13 +114,7 @@ def compile_kernels() -> None:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q_BHTE: Tensor,
-        k_BHKd: Tensor,
-        v_BHKd: Tensor,
-        scale: float,
-        causal: bool,
-        encoding: Tensor | None,
+        ctx: Any, q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, scale: float, causal: bool, encoding: Tensor | None
     ) -> Tensor:
         q_BHTE, k_BHKd, v_BHKd = q_BHTE.contiguous(), _with_whole_rows(k_BHKd), _with_whole_rows(v_BHKd)
         out = q_BHTE.new_empty(*q_BHTE.shape[:3], v_BHKd.shape[-1])

@@ -30,12 +30,7 @@ class DenseWeights:
     """
 
     def __init__(
-        self,
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor] | None = None,
-        *,
-        int8: bool,
-        padding: float = 0,
+        self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, *, int8: bool, padding: float = 0
     ) -> None:
         """padding: the value of outputs that are there only to fill a vector."""
         stacked = pad_last(torch.stack([weight.detach().float() for weight in weights]))

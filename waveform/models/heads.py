@@ -172,8 +172,7 @@ class PredictionHead(SoftmaxHead):
 
         y = self.projection(hidden[..., :-NUM_HEAD_INPUTS]).flatten(0, 1).float().contiguous()
         expected = hidden[..., -NUM_HEAD_INPUTS:].detach().flatten(0, 1).contiguous()
-        nll: Tensor = PredictedNll.apply(y, expected, targets.flatten(), self.values, self.log_widths)
-        return nll.view(targets.shape)
+        return PredictedNll.apply(y, expected, targets.flatten(), self.values, self.log_widths).view(targets.shape)
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

@@ -30,8 +30,7 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """x [..., K] -> x @ weight^T + bias, [..., N]."""
     if _takes_onednn(x, num_multiplications=x.numel() * len(weight_NK)):
-        out: Tensor = _OneDnnLinear.apply(x, weight_NK, bias_N)
-        return out
+        return _OneDnnLinear.apply(x, weight_NK, bias_N)
     return F.linear(x, weight_NK, bias_N)
 
 
@@ -49,8 +48,7 @@ def _takes_onednn(x: Tensor, *, num_multiplications: int) -> bool:
 
 def _onednn(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
     # What torch's compiler makes of a linear layer.
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(x), _dense(weight_NK), bias_N, "none", [], "")
-    return out
+    return torch.ops.mkldnn._linear_pointwise(_dense(x), _dense(weight_NK), bias_N, "none", [], "")
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -266,8 +266,4 @@ def _compression(config: CompressiveTransformerConfig, clock: Clock) -> "Compres
     known = known and config.compression_gradient == "intended"
     if not config.compressed or clock.evicts is False or clock.num_new != config.window or not known:
         return None
-    return Compression(
-        rate=config.compression_rate,
-        first_consumed=clock.num_compressed,
-        num_groups=config.groups,
-    )
+    return Compression(rate=config.compression_rate, first_consumed=clock.num_compressed, num_groups=config.groups)

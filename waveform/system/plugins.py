@@ -8,8 +8,7 @@ from typing import Any
 
 def entry_points(**parameters: Any) -> metadata.EntryPoints:
     """Those of a group, or of a name too; parameters: as of `importlib.metadata.entry_points`."""
-    found: metadata.EntryPoints = _of_all_packages(tuple(sys.path)).select(**parameters)
-    return found
+    return _of_all_packages(tuple(sys.path)).select(**parameters)
 
 
 @functools.lru_cache(maxsize=1)
