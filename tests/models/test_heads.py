@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import laws
@@ -54,42 +53,31 @@ def test_adaptive_head_equals_torchs(tied: bool) -> None:
     torch.testing.assert_close(head.logits(hidden), log_p, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
+@pytest.mark.parametrize("project_first", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_projected_first_cluster(tied: bool) -> None:
-    """The head reads the first cluster, and which cluster it is, from a projection of its own."""
-    fields: dict[str, Any] = {"vocab_size": V, "cutoffs": CUTOFFS, "div_value": DIV, "project_first": True}
+def test_logits_and_nll_are_those_of_the_formula(tied: bool, project_first: bool, cutoffs: list[int]) -> None:
+    """With biases in every cluster, which torch's has not, and gradients."""
+    fields: dict[str, Any] = {"vocab_size": V, "cutoffs": cutoffs, "div_value": DIV, "project_first": project_first}
     embedding = laws.randomise(AdaptiveEmbedding(D, **fields))
     head = laws.randomise(AdaptiveSoftmaxHead(D, **fields, tied_to=embedding if tied else None))
-    hidden, targets = batch()
     tables, projections = head._tables()
     assert (tables is embedding.tables) == tied
-    narrow = hidden @ head.first_projection
-    first = torch.cat([tables[0], head.cluster_weight]) @ narrow[..., None]
-    first = first[..., 0] + torch.cat([head.biases[0], head.cluster_bias])
-    parts = [first.log_softmax(-1)]
-    for i, (projection, table) in enumerate(zip(projections, list(tables)[1:], strict=True)):
-        within = (hidden @ projection) @ table.T + head.biases[i + 1]
-        parts.append(within.log_softmax(-1) + parts[0][..., CUTOFFS[0] + i, None])
-    expected = torch.cat([parts[0][..., : CUTOFFS[0]], *parts[1:]], -1)
-    torch.testing.assert_close(head.logits(hidden), expected, atol=1e-12, rtol=0)
-    nll = -expected.gather(-1, targets[..., None])[..., 0]
-    torch.testing.assert_close(head.nll(hidden, targets), nll, atol=1e-12, rtol=0)
-    first_tokens = torch.arange(CUTOFFS[0])
-    expected = embedding.tables[0] @ embedding.first_projection.T
-    torch.testing.assert_close(embedding(first_tokens), expected, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
-def test_logits_and_nll_agree_with_biases_and_gradients(cutoffs: list[int]) -> None:
-    head = laws.randomise(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV))
     hidden, targets = batch()
-    hidden.requires_grad_()
-    parameters = [hidden, *head.parameters()]
-    sparse = head.nll(hidden, targets)
-    dense = F.cross_entropy(head.logits(hidden).flatten(0, 1), targets.flatten(), reduction="none").view(4, 25)
-    torch.testing.assert_close(sparse, dense, atol=1e-12, rtol=0)
-    weight = torch.randn_like(sparse)
-    ours, theirs = (torch.autograd.grad((x * weight).sum(), parameters) for x in (sparse, dense))
+    parameters = [hidden.requires_grad_(), *head.parameters()]
+    table, bias = tables[0], head.biases[0]
+    if cutoffs:
+        table, bias = torch.cat([table, head.cluster_weight]), torch.cat([bias, head.cluster_bias])
+    first = ((hidden @ head.first_projection if project_first else hidden) @ table.T + bias).log_softmax(-1)
+    parts = [first[..., : cutoffs[0] if cutoffs else V]]
+    for i, projection in enumerate(projections):
+        within = (hidden @ projection) @ tables[i + 1].T + head.biases[i + 1]
+        parts.append(within.log_softmax(-1) + first[..., cutoffs[0] + i, None])
+    expected = torch.cat(parts, -1)
+    torch.testing.assert_close(head.logits(hidden), expected, atol=1e-12, rtol=0)
+    nll, weight = -expected.gather(-1, targets[..., None])[..., 0], torch.randn(targets.shape)
+    torch.testing.assert_close(head.nll(hidden, targets), nll, atol=1e-12, rtol=0)
+    ours, theirs = (torch.autograd.grad((x * weight).sum(), parameters) for x in (head.nll(hidden, targets), nll))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
 
@@ -127,8 +115,10 @@ def test_cluster_begins_with_its_share() -> None:
 
 
 @pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
-def test_adaptive_embedding_equals_a_loop(cutoffs: list[int]) -> None:
-    embedding = laws.randomise(AdaptiveEmbedding(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV, scale=3.0))
+@pytest.mark.parametrize("project_first", [False, True])
+def test_adaptive_embedding_equals_a_loop(project_first: bool, cutoffs: list[int]) -> None:
+    fields: dict[str, Any] = {"cutoffs": cutoffs, "div_value": DIV, "project_first": project_first}
+    embedding = laws.randomise(AdaptiveEmbedding(D, vocab_size=V, scale=3.0, **fields))
     tokens = torch.arange(V + 1).view(3, -1)
     actual = embedding(tokens).flatten(0, 1)
     bounds = [0, *cutoffs, V]
@@ -136,8 +126,8 @@ def test_adaptive_embedding_equals_a_loop(cutoffs: list[int]) -> None:
         cluster = next(i for i, (a, b) in enumerate(pairwise(bounds)) if a <= token < b)
         expected = embedding.tables[cluster][token - bounds[cluster]]
         assert len(expected) == D // DIV**cluster
-        if cluster:
-            expected = embedding.projections[cluster - 1] @ expected
+        if cluster or project_first:
+            expected = (embedding.projections[cluster - 1] if cluster else embedding.first_projection) @ expected
         torch.testing.assert_close(actual[token], 3 * expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(actual[V], embedding.begin)
 
