@@ -4,10 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from waveform.kernels.dense import DenseWeights
 from waveform.kernels.record import make_record
 
 _TWO_ENTRIES = """
@@ -54,15 +50,6 @@ def test_compiled_functions_of_different_records_have_different_names(tmp_path: 
         for names in (["other"], ["one", "other"])
     )
     assert together == alone
-
-
-def test_a_record_holds_addresses_and_numbers() -> None:
-    matrix, x, y = DenseWeights([torch.ones(4, 16)], int8=False), np.zeros(3), torch.zeros(3)
-    record = make_record({"matrix": matrix, "x": x, "y": y, "size": 7, "epsilon": 0.5})
-    assert record.dtype.names == ("matrix", "x", "y", "size", "epsilon")
-    assert record["matrix"][0] == matrix.data.ctypes.data and record["x"][0] == x.ctypes.data
-    assert record["y"][0] == y.data_ptr()
-    assert record["size"][0] == 7 and record["epsilon"][0] == np.float32(0.5)
 
 
 def test_records_of_the_same_fields_have_one_type() -> None:
