@@ -2,7 +2,8 @@
 
 One row at a time, one query at a time; memories are Python lists of slots that know their own time, so there are no
 masks, no counters, no shifts and no batch. Every query computes R(t_i - t_j) afresh for every slot that it sees. Only
-parameters are taken from the model under test; not one of its methods is called.
+parameters are taken from the model under test; not one of its methods is called. `position` of a config, if it has one,
+is that of Transformer-XL's ablations.
 
 Shape letters: D model width, H heads, d = D / H, P position features, N slots, c compression rate.
 """
@@ -69,8 +70,13 @@ def _run_row(
     for start in range(0, len(tokens), config.window):
         window = tokens[start : start + config.window]
         vectors = [model.embedding.weight[token] for token in window]
+        if _position(config) == "absolute":
+            encoding = SimpleNamespace(num_position_features=config.d_model, clamp_len=0)
+            vectors = [vector + vector.new_tensor(_r(place, encoding)) for place, vector in enumerate(vectors)]
         inputs = []
         for layer, of_layer, memory in zip(model.layers, configs, memories, strict=True):
+            if _position(config) == "learned":
+                vectors = [v + layer.attention.encoding.vectors[place] for place, v in enumerate(vectors)]
             inputs.append([Slot(vector, float(start + i)) for i, vector in enumerate(vectors)])
             vectors = _layer(layer, of_layer, inputs[-1], memory)
         hidden += [_normalise(model.final_norm, vector) if config.norm == "pre" else vector for vector in vectors]
@@ -81,6 +87,10 @@ def _run_row(
             ]
             aux.append(sum(losses, torch.zeros_like(losses[0])) / len(losses))
     return hidden, aux, memories
+
+
+def _position(config: Any) -> str:
+    return getattr(config, "position", "relative")
 
 
 def _of_layer(config: Any, layer: int) -> Any:
@@ -133,13 +143,20 @@ def _attend(layer: Any, config: Any, query: Slot, memory: LayerMemory, window: l
     q = (attention.query.weight @ _attention_input(layer, config, query.vector)).view(num_heads, -1)
     vectors = _attention_input(layer, config, torch.stack([slot.vector for slot in seen]))
     k, v = vectors @ attention.key.weight.T, vectors @ attention.value.weight.T
-    r = q.new_tensor([_r(query.time - slot.time, config) for slot in seen]) @ attention.position.weight.T
+    distances, encoding = [query.time - slot.time for slot in seen], _position(config)
+    if encoding == "relative":
+        r = q.new_tensor([_r(distance, config) for distance in distances]) @ attention.position.weight.T
     heads, received = [], []
     for head in range(num_heads):
         part = slice(head * q.shape[1], (head + 1) * q.shape[1])
-        content = k[:, part] @ (q[head] + attention.content_bias[head])
-        position = r[:, part] @ (q[head] + attention.position_bias[head])
-        weights = torch.softmax((content + position) / math.sqrt(q.shape[1]), 0)
+        scores = k[:, part] @ q[head]
+        if encoding == "relative":
+            position = r[:, part] @ (q[head] + attention.position_bias[head])
+            scores = scores + k[:, part] @ attention.content_bias[head] + position
+        elif encoding == "shaw":
+            places = [min(int(distance), config.max_distance - 1) for distance in distances]
+            scores = scores + q[head] @ attention.encoding.vectors[head][:, places]
+        weights = torch.softmax(scores / math.sqrt(q.shape[1]), 0)
         heads.append(weights @ v[:, part])
         received.append(weights.detach())
     for slot, weight in zip(seen, sum(received) / num_heads, strict=True):
