@@ -54,11 +54,26 @@ def assert_equals_reference(config: Any, *, num_windows: int = 7) -> None:
         assert not expected.aux.any()
 
 
+_ZEROS = {"window": 4, "memory": 6, "compressed": 5, "empty_memory": "zeros"}
+_BY_LAYER = {"memory": [5, 9], "compressed": [4, 2], "compression_rate": [2, 5]}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "pre": {},
+    "post": {"norm": "post"},
+    "contiguous positions": {"compressed_position": "contiguous"},
+    "ReLU and clamped distances": {"activation": "relu", "clamp_len": 9},
+    "empty memory of zeros": _ZEROS,
+    "zeros, post, contiguous": dict(_ZEROS, norm="post", compressed_position="contiguous"),
+    "sizes by layer": _BY_LAYER,
+    "by layer, post, zeros": dict(_BY_LAYER, norm="post", empty_memory="zeros"),
+    "by layer, contiguous": dict(_BY_LAYER, compressed_position="contiguous"),
+}
+
+
 @pytest.mark.parametrize("attention", ["fused", "reference"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_equals_reference(compression: str, norm: str, attention: str) -> None:
-    assert_equals_reference(small(compression=compression, norm=norm, attention=attention))
+def test_equals_reference(compression: str, variant: str, attention: str) -> None:
+    assert_equals_reference(small(compression=compression, attention=attention, **VARIANTS[variant]))
 
 
 GEOMETRIES = {
@@ -84,14 +99,6 @@ def test_equals_reference_in_every_geometry(geometry: str, attention: str) -> No
     assert_equals_reference(config, num_windows=max(7, 14 // config.window))
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_sizes_by_layer(compression: str) -> None:
-    sizes = {"memory": [5, 9], "compressed": [4, 2], "compression_rate": [2, 5]}
-    assert_equals_reference(small(compression=compression, **sizes))
-    assert_equals_reference(small(compression=compression, **sizes, norm="post", empty_memory="zeros"))
-    assert_equals_reference(small(compression=compression, **sizes, compressed_position="contiguous"))
-
-
 def test_sizes_by_layer_are_checked() -> None:
     assert small(memory=[4, 4]).memory == 4  # one size, in every path that knows one
     for fields, message in (
@@ -102,28 +109,6 @@ def test_sizes_by_layer_are_checked() -> None:
     ):
         with pytest.raises(UserError, match=message):
             small(**fields)
-
-
-@pytest.mark.parametrize("attention", ["fused", "reference"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_contiguous_positions(compression: str, attention: str) -> None:
-    assert_equals_reference(small(compression=compression, compressed_position="contiguous", attention=attention))
-
-
-@pytest.mark.parametrize("position", ["time", "contiguous"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_empty_memory_of_zeros(compression: str, position: str) -> None:
-    sizes = {"window": 4, "memory": 6, "compressed": 5, "empty_memory": "zeros"}
-    for norm, attention in (("pre", "fused"), ("post", "reference")):
-        assert_equals_reference(
-            small(compression=compression, compressed_position=position, norm=norm, attention=attention, **sizes)
-        )
-
-
-@pytest.mark.parametrize("attention", ["fused", "reference"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_relu_and_clamped_distances(compression: str, attention: str) -> None:
-    assert_equals_reference(small(compression=compression, activation="relu", clamp_len=9, attention=attention))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
