@@ -61,7 +61,6 @@ def test_gradient_flows_through_all_steps_of_a_call_and_of_an_unroll() -> None:
         with laws.traced_embeddings(model) as embeddings:
             hidden = laws.run(model, tokens, laws.fresh_state(model), cuts)[0]
         hidden[:, -1].sum().backward()
-        assert embeddings[0].grad is not None
         found.append(embeddings[0].grad[:, 0])
     assert found[0].abs().min() > 0
     laws.assert_same(found[1], found[0])

@@ -37,8 +37,7 @@ def test_only_the_newest_are_kept(finished: Path) -> None:
     assert names == ["step_00000004", "step_00000006"]
 
 
-def restored(trainer: Trainer, found: Checkpoint | None) -> None:
-    assert found is not None
+def restored(trainer: Trainer, found: Checkpoint) -> None:
     checkpoint.restore(
         found,
         model=trainer.learner.module,
@@ -65,8 +64,7 @@ def test_damage_falls_back_to_the_checkpoint_before(
         path.write_bytes(
             content[:middle] + (b"" if damage == "cut" else bytes([content[middle] ^ 1]) + content[middle + 1 :])
         )
-    found = checkpoint.newest(run)
-    assert found is not None and found.step == 4
+    assert checkpoint.newest(run).step == 4
     said = capsys.readouterr().err
     assert str(path) in said and "; using the checkpoint of step 4 instead" in said
     (run / "checkpoints" / "step_00000004" / name).write_bytes(b"")
@@ -83,8 +81,7 @@ def test_one_that_training_removes_while_it_is_found_does_not_count(
 
     read_json = checkpoint._read_json
     monkeypatch.setattr(checkpoint, "_read_json", read)
-    found = checkpoint.newest(run)
-    assert found is not None and found.step == 4 and capsys.readouterr().err == ""
+    assert checkpoint.newest(run).step == 4 and capsys.readouterr().err == ""
 
 
 @pytest.fixture
@@ -101,8 +98,7 @@ def test_leftover_of_a_killed_save_is_cleared(run: Path, request: pytest.Fixture
     assert not leftover.exists()
     trainer.learner.step = 8
     trainer.save()
-    found = checkpoint.newest(run)
-    assert found is not None and found.step == 8
+    assert checkpoint.newest(run).step == 8
 
 
 def test_failed_save_keeps_the_others(trainer: Trainer, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,15 +109,13 @@ def test_failed_save_keeps_the_others(trainer: Trainer, run: Path, monkeypatch: 
     trainer.learner.step = 8
     with pytest.raises(UserError, match="disk is full"):
         trainer.save()
-    found = checkpoint.newest(run)
-    assert found is not None and found.step == 6
+    assert checkpoint.newest(run).step == 6
 
 
 def test_state_of_another_version_is_not_resumed(token_set: MakeTokens, tmp_path: Path) -> None:
     """Once it had more tensors: memories of each layer apart, and steps that waited for their group."""
     tokens, fields = token_set([60, 45]), CONFIGS["compressive_transformer"]["most-used"]
     trainer = small_trainer("compressive_transformer", tokens, tmp_path, fields=fields, max_steps=2, checkpoint_every=2)
-    assert trainer.learner.state is not None
     trainer.learner.state = trainer.learner.state._replace(labels=(torch.zeros(4, dtype=torch.int64),))
     trainer.save()
     with pytest.raises(UserError, match=r"holds 5 tensors of state and .* 4, .* train in another run folder$"):
@@ -141,7 +135,6 @@ def test_pickle_is_never_run(trainer: Trainer, run: Path, name: str) -> None:
     (folder / "complete.json").write_text(json.dumps(digests))
     with pytest.raises(UserError):
         found = checkpoint.newest(run)
-        assert found is not None
         if found.step == 4:
             raise UserError("passed over")
         restored(trainer, found)

@@ -91,7 +91,6 @@ def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
     )
     trainer.run()
     found = checkpoint.newest(tmp_path / "run")
-    assert found is not None
     optimiser = DynamicConfig("continued", lr=0.25, checkpoint=found, beta2=trainer.config.beta2).build(
         [parameter for group in trainer.learner.groups.values() for parameter in group]
     )

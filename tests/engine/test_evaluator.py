@@ -112,7 +112,6 @@ def test_sums_by_class_split_the_whole(tokens: TokenSet) -> None:
     expected = np.zeros(3)
     for whole in utterances_of(tokens):
         np.add.at(expected, classes[whole].numpy(), nll(model, whole).numpy())
-    assert result.class_nats is not None and result.class_counts is not None
     np.testing.assert_allclose(result.class_nats, expected, rtol=1e-6)
     assert result.class_counts.tolist() == [int(tokens.counts[classes.numpy() == c].sum()) for c in range(3)]
     assert result.class_nats.sum() == pytest.approx(result.nats.sum())

@@ -37,7 +37,6 @@ def make_train(token_set: MakeTokens, tmp_path: Path) -> Callable[[dict[str, Any
 def notes_of(trainer: Trainer, run_dir: Path, **changes: Any) -> list[str]:
     """Notes on the checkpoint of `run_dir`; changes: what it says otherwise, None: what it does not say."""
     found = checkpoint.newest(run_dir)
-    assert found is not None
     said = {name: value for name, value in {**found.conditions, **changes}.items() if value is not None}
     now = conditions(trainer.learner)
     return notes(Checkpoint(found.folder, found.progress, said), now)
@@ -84,7 +83,6 @@ def test_takes_the_same_ways_again_on_such_a_processor(
     fastest.append(0)
     taken.clear()
     found = checkpoint.newest(tmp_path / "run")
-    assert found is not None
     found.conditions["instructions"] = "NEON" if elsewhere else found.conditions["instructions"]
     settle_ways(trainer.learner, found)
     said = notes(found, conditions(trainer.learner))

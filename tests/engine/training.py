@@ -22,8 +22,7 @@ def small_model(name: str) -> tuple[Any, int]:
     """A model of the first configuration of `name` in `laws.CONFIGS`, in fp64, and its window."""
     torch.manual_seed(0)
     fields = next(iter(CONFIGS[name].values()))
-    model = build(name, vocab_size=VOCAB_SIZE, **fields)
-    assert isinstance(model, torch.nn.Module)
+    model: Any = build(name, vocab_size=VOCAB_SIZE, **fields)
     return model.double().eval().requires_grad_(False), fields.get("window", 4)
 
 

@@ -1,8 +1,5 @@
 """Compiled products against numpy's."""
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
 import subprocess
 import sys
 from pathlib import Path

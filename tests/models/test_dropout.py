@@ -36,7 +36,6 @@ def test_gradients_have_the_mask() -> None:
     x = torch.randn(30, 7, requires_grad=True)
     dropped = Dropout(0.4)(x)
     dropped.sum().backward()
-    assert x.grad is not None
     assert torch.equal(x.grad != 0, dropped != 0) and x.grad.unique().numel() == 2
 
 

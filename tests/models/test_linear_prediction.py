@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from torch import Tensor
 from waveform.engine.interface import map_state, take_rows
 from waveform.engine.metrics import unigram_nll
 from waveform.engine.shards import Shard, ShardWriter
-from waveform.engine.sound_classes import SoundClasses, classes_of
+from waveform.engine.sound_classes import classes_of
 from waveform.engine.token_set import TokenSet
 from waveform.kernels.prediction import read_rows
 from waveform.models import linear_prediction as lp
@@ -24,10 +23,9 @@ from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
 from waveform.models.predictors_alone import PredictorsAlone, predictors_alone_of
 from waveform.models.registry import build
-from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import linear_prediction_nats
 
-_CLASSES = cast(SoundClasses, classes_of({"kind": "audio", "quantiser": "mu-law"}))
+_CLASSES = classes_of({"kind": "audio", "quantiser": "mu-law"})
 _V = len(_CLASSES.values)
 
 
@@ -142,7 +140,7 @@ def test_density_is_that_of_a_logistic_distribution(quantiser: str) -> None:
     from scipy.stats import logistic
 
     classes = classes_of({"kind": "audio", "quantiser": quantiser})
-    assert isinstance(classes, SoundClasses) and list(classes.values) == sorted(classes.values)
+    assert list(classes.values) == sorted(classes.values)
     assert all(a < bound < b for a, bound, b in zip(classes.values, classes.bounds, classes.values[1:], strict=False))
     head = PredictionHead(4, classes=classes).double()
     torch.nn.init.zeros_(head.projection.weight)
@@ -194,12 +192,12 @@ def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
         writer.write("vowel", [_vowel(2401, batch_size=1)[0, 1:].numpy().astype(np.uint8)])
     tokens = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=_V)
     config = {"dataset": {"modality": {"kind": "audio"}}, "train": {"chunk": 200}}
-    run = cast(TrainedRun, SimpleNamespace(config=config, window=40))
+    run = SimpleNamespace(config=config, window=40)
     by_protocol = {name: linear_prediction_nats(run, tokens, protocol=name) for name in ("utterance", "chunk")}
     unigram = unigram_nll(tokens.counts, tokens.counts)
     assert by_protocol["utterance"] < by_protocol["chunk"] - 0.2 < unigram - 1.2
     text = {**config, "dataset": {"modality": {"kind": "text"}}}
-    assert linear_prediction_nats(cast(TrainedRun, SimpleNamespace(config=text)), tokens, protocol="chunk") is None
+    assert linear_prediction_nats(SimpleNamespace(config=text), tokens, protocol="chunk") is None
 
 
 def test_a_model_draws_what_its_predictors_know_alone() -> None:

@@ -255,7 +255,7 @@ def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: s
 def test_one_process_opens_a_checkpoint_of_two(kind: str, jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whole weights, of plain names and shapes, whatever the sharding; the sharded run is the unsharded one."""
     found = checkpoint.newest(jobs / "2" / f"end_{kind}" / "run")
-    assert found is not None and found.step == 3
+    assert found.step == 3
     reference = _trainer(*RESUMED, jobs / "start_1", max_steps=5)
     assert capsys.readouterr().err == ""
     weights = found.model_weights()
