@@ -16,7 +16,7 @@ from waveform.system.machine import peak_resident_bytes
 
 UPDATES_NEEDED = MAX_REPEATS + 3  # the most chunks of each row that `measure_training` reads
 _MAX_WINDOWS = 64  # read until memories are full
-# Torch's and oneDNN's operations, calls of our kernels (waveform/kernels/*_op.py), and of torch.compile's graphs.
+# Torch's and oneDNN's operations, calls of our kernels (waveform/kernels/), and of torch.compile's graphs.
 _OPERATIONS = ("aten::", "mkldnn::", "waveform::", "## Call CompiledFxGraph")
 
 

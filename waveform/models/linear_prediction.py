@@ -9,7 +9,7 @@ and efficient lattice methods for linear prediction", 1977): Burg's reflection c
 products. They are below 1 in size by construction, so a filter that runs on its own output stays bounded.
 
 Everything is in fp64, and no gradient flows here: the inputs are tokens. On a CPU a compiled kernel computes it
-(compiled_prediction.py); the operations of torch below are for other devices, and the kernel's oracle.
+(kernels/prediction.py); the operations of torch below are for other devices, and the kernel's oracle.
 
 Shape letters: B rows, T steps, K predictors, P order, E speeds at which errors are averaged, V classes, D width.
 """
