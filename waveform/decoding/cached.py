@@ -79,12 +79,9 @@ class CachedDecoder(SteppedDecoder):
     def __init__(self, model: CompressiveTransformer, state: CompressiveState) -> None:
         super().__init__(model, state)
         config = self._config = model.config
-        self._batch = len(state.steps)
-        self._heads, self._d_head = config.num_heads, config.d_model // config.num_heads
-        self._scale = self._d_head**-0.5
+        self._scale = (config.d_model // config.num_heads) ** -0.5
         self._state = state._replace(window=state.window.clone(), usage=state.usage.clone())
-        self._layers = list(model.layers)
-        self._weights = [self._fuse(layer) for layer in self._layers]
+        self._weights = [self._fuse(layer) for layer in model.layers]
         reference = next(model.parameters())
         device = reference.device
         self._complex = torch.complex128 if reference.dtype == torch.float64 else torch.complex64
@@ -93,7 +90,7 @@ class CachedDecoder(SteppedDecoder):
         self._limit = torch.view_as_real(limit).flatten()  # [P], what a query meets `clamp_len` steps back
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(model.layers):
             slots = torch.cat([of_layers(layer.config, state, i)[0], state.window[:, i]], dim=1).to(reference.dtype)
             self._keys.append(self._project(layer, slots, layer.attention.key))
             self._values.append(self._project(layer, slots, layer.attention.value))
@@ -101,7 +98,7 @@ class CachedDecoder(SteppedDecoder):
         self._views = [self._view(kind.config, reference) for kind in model.kinds]
         self._view_of = {layer: number for number, kind in enumerate(model.kinds) for layer in kind.layers}
         weights = [weight for fused in self._weights for weight in fused] + list(model.head.parameters())
-        for layer in self._layers:
+        for layer in model.layers:
             weights += (*layer.feedforward_in.parameters(), *layer.feedforward_out.parameters())
         of_views = [tensor for view in self._views for tensor in (view.position_keys, view.mask)]
         read = (*weights, *self._keys, *self._values, *of_views)
@@ -172,7 +169,7 @@ class CachedDecoder(SteppedDecoder):
         slots = [view.take(phase) for view in self._views]
         rotation = self._rotations.index_select(0, phase)
         x, prediction = self.embed(tokens)
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self._model.layers):
             self._state.window[:, i].index_copy_(1, phase, x[:, None].to(self._state.window.dtype))
             normed = layer.attention_norm(x) if layer.config.norm == "pre" else x
             x = torch.addmm(x, self._attend(i, normed, slots[self._view_of[i]], rotation), self._weights[i].output)
@@ -186,13 +183,14 @@ class CachedDecoder(SteppedDecoder):
     def _attend(self, i: int, normed: Tensor, slot: Tensor, rotation: Tensor) -> Tensor:
         """Layer i's attention [B, D], before its output projection; keeps the key and value of `normed` [B, D]."""
         view, keys, values, weights = self._views[self._view_of[i]], self._keys[i], self._values[i], self._weights[i]
-        config = view.config
-        d_model, batch_heads = config.d_model, self._batch * self._heads
+        config, (batch, d_model) = view.config, normed.shape
+        batch_heads = batch * config.num_heads
         projected = torch.addmm(weights.projection_bias, normed, weights.projection)
-        query = projected[:, :d_model].reshape(batch_heads, 1, self._d_head)
-        keys.index_copy_(1, slot, projected[:, d_model : 2 * d_model].reshape(batch_heads, 1, self._d_head))
-        values.index_copy_(1, slot, projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, 1, self._d_head))
-        pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
+        of_content, of_position = projected.tensor_split([3 * d_model], dim=1)
+        query, key, value = (part.reshape(batch_heads, 1, -1) for part in of_content.chunk(3, dim=1))
+        keys.index_copy_(1, slot, key)
+        values.index_copy_(1, slot, value)
+        pairs = of_position.reshape(batch_heads, -1, 2)
         rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
         by_position = torch.addmm(view.mask, rotated.view(-1, rotated.shape[1]), view.position_keys)
         if config.clamp_len:
@@ -204,10 +202,10 @@ class CachedDecoder(SteppedDecoder):
         )
         attention_weights = logits.softmax(dim=-1)
         if config.tracks_usage:
-            received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
+            received = attention_weights.view(batch, config.num_heads, -1).mean(dim=1)
             _, usage = of_layers(config, self._state, i)
             usage += received[:, config.compressed : view.first_window_slot]
-        return torch.bmm(attention_weights, values).view(self._batch, d_model)
+        return torch.bmm(attention_weights, values).view(batch, d_model)
 
     def _end_window(self) -> None:
         """Compress what leaves memory, and move what stays; `_state.steps` is anywhere in the window that is full."""
@@ -218,7 +216,7 @@ class CachedDecoder(SteppedDecoder):
             groups = part.slots[:, :, :0]
             clock = clock_of(config, before.steps, num_left, device=groups.device, dtype=groups.dtype)
             if config.compressed and clock.evicts is not False:
-                layers = [self._layers[i] for i in kind.layers]
+                layers = [self._model.layers[i] for i in kind.layers]
                 groups, _ = compress_layers(layers, part, part.window, clock, None)
                 groups = groups[:, :, -config.compressed :].to(part.slots.dtype)
             for i, new_slots in zip(kind.layers, groups.unbind(dim=1), strict=True):
@@ -231,8 +229,8 @@ class CachedDecoder(SteppedDecoder):
 
     def _shift(self, i: int, config: CompressiveTransformerConfig, new_slots: Tensor) -> None:
         """Move layer i's keys and values to where the next window expects them, with those of `new_slots` [B, n, D]."""
-        attention, num_new = self._layers[i].attention, new_slots.shape[1]
-        for cache, projection in ((self._keys[i], attention.key), (self._values[i], attention.value)):
+        layer, num_new = self._model.layers[i], new_slots.shape[1]
+        for cache, projection in ((self._keys[i], layer.attention.key), (self._values[i], layer.attention.value)):
             kept, moved = cache[:, num_new : config.compressed], cache[:, config.compressed + config.window :]
-            new = self._project(self._layers[i], new_slots, projection)
+            new = self._project(layer, new_slots, projection)
             cache[:, : config.compressed + config.memory] = torch.cat([kept, new, moved], dim=1)
