@@ -1,7 +1,7 @@
 """NLL of a token set with carried state: sums and counts for each utterance, divided only at the end."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -113,13 +113,12 @@ class Tally:
 
     def result(self, *, protocol: str, world: World, whole: bool) -> Evaluation:
         """The sums over all ranks. whole: check that every token of the set was scored."""
-        nats, counts = (world.sum_(sums.to(world.device)).cpu() for sums in (self._nats, self._counts))
+        sums = [self._nats, self._counts]
+        if self._classes is not None:
+            sums += [self._class_nats, self._class_counts]
+        nats, counts, *by_class = (world.sum_(each.to(world.device)).cpu().numpy() for each in sums)
         assert not whole or counts.tolist() == self._tokens.lengths, "a token was scored twice or not at all"
-        result = Evaluation(list(self._tokens.names), nats.numpy(), counts.numpy(), protocol)
-        if self._classes is None:
-            return result
-        by_class = (world.sum_(self._class_nats).cpu().numpy(), world.sum_(self._class_counts).cpu().numpy())
-        return replace(result, class_nats=by_class[0], class_counts=by_class[1])
+        return Evaluation(list(self._tokens.names), nats, counts, protocol, *by_class)
 
 
 @torch.inference_mode()

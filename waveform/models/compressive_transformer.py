@@ -260,9 +260,7 @@ class CompressiveTransformer(TokenModel, RunsLayers):
 
     def compressor_parameters(self) -> list[nn.Parameter]:
         """Those of every layer's compressor, unless only BPTT trains them."""
-        if self.config.compression_loss == "none" or not self.config.compressed:
-            return []
-        layers = [layer for layer in self.layers if layer.config.compressed]
+        layers = [layer for layer in self.layers if layer.config.compressed and self.config.compression_loss != "none"]
         return [parameter for layer in layers for parameter in layer.compressor.parameters()]
 
     @property

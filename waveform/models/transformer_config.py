@@ -19,9 +19,8 @@ _Slots = Annotated[int, whole_number(0, MAX_SLOTS)]
 
 def _in_layers(low: int) -> Rule:
     def fits(value: Any) -> bool:
-        return all(
-            type(one) is int and low <= one <= MAX_SLOTS for one in (value if isinstance(value, list) else [value])
-        )
+        of_layers = value if isinstance(value, list) else [value]
+        return all(type(one) is int and low <= one <= MAX_SLOTS for one in of_layers)
 
     return Rule(fits, f"it must be a whole number from {low} to {MAX_SLOTS}, or a list of one for each layer")
 
@@ -74,9 +73,8 @@ class TransformerConfig(LargeVocabularyConfig):
             values = getattr(self, name, 0)
             if isinstance(values, list):
                 if len(values) != self.num_layers:
-                    raise UserError(
-                        f"model.{name} has {len(values)} numbers, but model.num_layers is {self.num_layers}"
-                    )
+                    num = len(values)
+                    raise UserError(f"model.{name} has {num} numbers, but model.num_layers is {self.num_layers}")
                 setattr(self, name, values[0] if len(set(values)) == 1 else values)
         if self.input_activation != "none" and (self.cutoffs or self.tie_embeddings):
             raise UserError(
