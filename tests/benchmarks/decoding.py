@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from baselines.wavenet_cached import WaveNetDecoder
 from waveform.benchmarks.timing import seconds
+from waveform.decoding.cached import CachedDecoder
 from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
 from waveform.models.registry import build
 from waveform.system.cpu import set_defaults
@@ -44,13 +46,7 @@ def _midway(model: Any, batch_size: int) -> State:
 
 def _eager(model: Any, state: State) -> Decoder:
     """The decoder made of torch's operations, for fp64 and GPUs."""
-    if hasattr(state, "steps"):
-        from waveform.decoding.cached import CachedDecoder
-
-        return CachedDecoder(model, state)
-    from baselines.wavenet_cached import WaveNetDecoder
-
-    return WaveNetDecoder(model, state)
+    return (CachedDecoder if hasattr(state, "steps") else WaveNetDecoder)(model, state)
 
 
 _KINDS: dict[str, Callable[[SequenceModel, State], Decoder]] = {

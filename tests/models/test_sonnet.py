@@ -67,17 +67,13 @@ def config_of(case: dict[str, Any], **changed: Any) -> CompressiveTransformerCon
 
 # Parameters of a layer by Sonnet's names, and by ours
 _OF_LAYER = {
-    "residual_dropout_wrapper/layer_norm/gamma": "attention_norm.weight",
-    "residual_dropout_wrapper/layer_norm/beta": "attention_norm.bias",
-    "residual_dropout_wrapper/layer_norm_1/gamma": "attention_norm_after.weight",
-    "residual_dropout_wrapper/layer_norm_1/beta": "attention_norm_after.bias",
-    "residual_dropout_wrapper_1/layer_norm/gamma": "feedforward_norm.weight",
-    "residual_dropout_wrapper_1/layer_norm/beta": "feedforward_norm.bias",
-    "residual_dropout_wrapper_1/layer_norm_1/gamma": "feedforward_norm_after.weight",
-    "residual_dropout_wrapper_1/layer_norm_1/beta": "feedforward_norm_after.bias",
-    "multihead_attention/query/linear/w": "attention.query.weight",
-    "multihead_attention/key/linear/w": "attention.key.weight",
-    "multihead_attention/value/linear/w": "attention.value.weight",
+    **{
+        f"residual_dropout_wrapper{wrapper}/layer_norm{place}/{theirs}": f"{part}_norm{after}.{ours}"
+        for wrapper, part in (("", "attention"), ("_1", "feedforward"))
+        for place, after in (("", ""), ("_1", "_after"))
+        for theirs, ours in (("gamma", "weight"), ("beta", "bias"))
+    },
+    **{f"multihead_attention/{part}/linear/w": f"attention.{part}.weight" for part in ("query", "key", "value")},
     "multihead_attention/relative_keys/linear/w": "attention.position.weight",
     "multihead_attention/relative_keys_0/linear/w": "attention.compressed_position.weight",
     "multihead_attention/r_w_bias": "attention.content_bias",
