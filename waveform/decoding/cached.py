@@ -14,18 +14,10 @@ from torch import Tensor, nn
 
 from waveform.decoding.stepped import SteppedDecoder
 from waveform.engine.drawing import DrawConfig
+from waveform.models import memory
 from waveform.models.attention import angles, position_query
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
-from waveform.models.memory import (
-    CompressiveState,
-    after_call,
-    clock_of,
-    joined,
-    occupancy,
-    of_layers,
-    part_of,
-    slot_times,
-)
+from waveform.models.memory import CompressiveState
 from waveform.models.run_layers import compress_layers
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
@@ -52,7 +44,7 @@ class _View(NamedTuple):
 
     def begin_window(self, steps: Tensor) -> None:
         """Set the mask for the window in which `steps` [1] lies."""
-        now, end = occupancy(self.config, steps), self.first_window_slot
+        now, end = memory.occupancy(self.config, steps), self.first_window_slot
         first_used = end - int(now.memory) - int(now.compressed)
         if self.config.same_length:
             first_used = max(first_used, int(now.phase))
@@ -91,7 +83,9 @@ class CachedDecoder(SteppedDecoder):
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(model.layers):
-            slots = torch.cat([of_layers(layer.config, state, i)[0], state.window[:, i]], dim=1).to(reference.dtype)
+            slots = torch.cat([memory.of_layers(layer.config, state, i)[0], state.window[:, i]], dim=1).to(
+                reference.dtype
+            )
             self._keys.append(self._project(layer, slots, layer.attention.key))
             self._values.append(self._project(layer, slots, layer.attention.value))
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
@@ -112,7 +106,7 @@ class CachedDecoder(SteppedDecoder):
 
     def _view(self, config: CompressiveTransformerConfig, reference: Tensor) -> _View:
         """The view of layers of which this is the configuration; nothing is in use yet."""
-        times = slot_times(config).to(reference.device)
+        times = memory.slot_times(config).to(reference.device)
         pairs = torch.view_as_real(self._unit_circle(times))  # [K, P / 2, 2]: cosine and sine
         return _View(config, times, pairs.flatten(1).t().to(reference.dtype), reference.new_empty(len(times)))
 
@@ -203,7 +197,7 @@ class CachedDecoder(SteppedDecoder):
         attention_weights = logits.softmax(dim=-1)
         if config.tracks_usage:
             received = attention_weights.view(batch, config.num_heads, -1).mean(dim=1)
-            _, usage = of_layers(config, self._state, i)
+            _, usage = memory.of_layers(config, self._state, i)
             usage += received[:, config.compressed : view.first_window_slot]
         return torch.bmm(attention_weights, values).view(batch, d_model)
 
@@ -212,17 +206,17 @@ class CachedDecoder(SteppedDecoder):
         before, parts = self._state, []
         num_left = self._config.window - int(before.steps[0]) % self._config.window
         for kind in self._model.kinds:
-            config, part = kind.config, part_of(kind, before)
+            config, part = kind.config, memory.part_of(kind, before)
             groups = part.slots[:, :, :0]
-            clock = clock_of(config, before.steps, num_left, device=groups.device, dtype=groups.dtype)
+            clock = memory.clock_of(config, before.steps, num_left, device=groups.device, dtype=groups.dtype)
             if config.compressed and clock.evicts is not False:
                 layers = [self._model.layers[i] for i in kind.layers]
                 groups, _ = compress_layers(layers, part, part.window, clock, None)
                 groups = groups[:, :, -config.compressed :].to(part.slots.dtype)
             for i, new_slots in zip(kind.layers, groups.unbind(dim=1), strict=True):
                 self._shift(i, config, new_slots)
-            parts.append(after_call(config, part, part.window, groups, part.usage, clock))
-        state = joined(parts, like=before)
+            parts.append(memory.after_call(config, part, part.window, groups, part.usage, clock))
+        state = memory.joined(parts, like=before)
         # Graphs write into these two.
         self._state = state._replace(window=before.window, usage=before.usage.copy_(state.usage))
         self._begin_window()
