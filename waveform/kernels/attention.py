@@ -118,9 +118,9 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         q_BHTE, k_BHKd, v_BHKd = q_BHTE.contiguous(), _with_whole_rows(k_BHKd), _with_whole_rows(v_BHKd)
         out = q_BHTE.new_empty(*q_BHTE.shape[:3], v_BHKd.shape[-1])
-        _call(q_BHTE, k_BHKd, v_BHKd, encoding, scale=scale, causal=causal, backward=False, out=out)
+        ctx.numbers = {"causal": int(causal), "scale": scale}
+        _call(q_BHTE, k_BHKd, v_BHKd, encoding, ctx.numbers, out=out)
         ctx.save_for_backward(q_BHTE, k_BHKd, v_BHKd, encoding)
-        ctx.scale, ctx.causal = scale, causal
         return out
 
     @staticmethod
@@ -128,8 +128,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, encoding = ctx.saved_tensors
         grads = {"grad_q": torch.empty_like(q), "grad_k": q.new_empty(k.shape), "grad_v": q.new_empty(v.shape)}
-        options = {"scale": ctx.scale, "causal": ctx.causal, "backward": True}
-        _call(q, k, v, encoding, **options, grad_out=grad_out.contiguous(), **grads)
+        _call(q, k, v, encoding, ctx.numbers, grad_out=grad_out.contiguous(), **grads)
         return (*grads.values(), None, None, None)
 
 
@@ -138,17 +137,9 @@ def _with_whole_rows(x_BHKd: Tensor) -> Tensor:
 
 
 def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    encoding: Tensor | None,
-    *,
-    scale: float,
-    causal: bool,
-    backward: bool,
-    **others: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, encoding: Tensor | None, numbers: dict[str, float], **others: Tensor
 ) -> None:
-    """others: `out` of a forward pass; of a backward pass `grad_out` and what becomes of it."""
+    """numbers: `causal` and `scale`; others: `out` of a forward pass, or `grad_out` and what a backward pass makes."""
     (num_rows, num_heads, num_queries, _), (num_slots, d_head) = q.shape, k.shape[2:]
     num_threads = min(kernel_threads(), num_rows * num_heads)
     # Of each: transposed keys and values, and two blocks of scores.
@@ -164,8 +155,7 @@ def _call(
         "d_head": d_head,
         "num_features": encoding.shape[2],
         "num_threads": num_threads,
-        "causal": int(causal),
-        "scale": scale,
+        **numbers,
         "q": q,
         **{f"k_{axis}": k.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
         **{f"v_{axis}": v.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
@@ -178,4 +168,4 @@ def _call(
         **{name: others.get(name, 0) for name in names},
     })  # fmt: skip
     with record_function("waveform::attention"):
-        run_parts(_run, num_threads, backward, plan)
+        run_parts(_run, num_threads, "grad_out" in others, plan)
