@@ -16,7 +16,7 @@ and a slot's time follows from its place.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -160,26 +160,16 @@ class Clock:
 
 
 def windows(
-    kinds: Sequence[LayerKind],
-    steps: Tensor,
-    num_new: int,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    through_time: bool,
+    kinds: Sequence[LayerKind], steps: Tensor, num_new: int, **of_clock: Any
 ) -> Iterator[tuple[slice, list[Clock]]]:
     """Cut `num_new` tokens after `steps` [B] at the windows' ends: parts of the call, and clocks by kind of layer.
 
-    Encodings of times are of `dtype` on `device`.
+    of_clock: further arguments of `clock_of`.
     """
     start, window = 0, kinds[0].config.window
     while start < num_new:
         length = min(window - int((steps % window).max()), num_new - start)
-        clocks = [
-            clock_of(config, steps, length, device=device, dtype=dtype, through_time=through_time)
-            for config, _ in kinds
-        ]
-        yield slice(start, start + length), clocks
+        yield slice(start, start + length), [clock_of(config, steps, length, **of_clock) for config, _ in kinds]
         start, steps = start + length, steps + length
 
 
@@ -192,7 +182,10 @@ def clock_of(
     dtype: torch.dtype,
     through_time: bool = False,
 ) -> Clock:
-    """The clock of `num_new` tokens after `steps` [B]; no row may pass the end of its window."""
+    """The clock of `num_new` tokens after `steps` [B]; no row may pass the end of its window.
+
+    Encodings of times are of `dtype` on `device`.
+    """
     now, after = occupancy(config, steps), occupancy(config, steps + num_new)
     num_memory, num_compressed, end = int(now.memory.max()), int(now.compressed.max()), int(now.phase.max()) + num_new
     # Compressed slots are in use only if all of memory is: those in use are the last.
