@@ -136,14 +136,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "adaptive-projected": dict(_ATTENTION, **_ADAPTIVE, window=4, memory=6, project_first=True),
     },
     "wavenet": {
-        "strong": {
-            "num_stacks": 2,
-            "layers_per_stack": 3,
-            "kernel_size": 3,
-            "residual_channels": 12,
-            "gate_channels": 12,
-            "skip_channels": 8,
-        },
+        "strong": dict(_SHORT_WAVENET, num_stacks=2, kernel_size=3, gate_channels=12),
         "classic": dict(_SHORT_WAVENET, end_channels=20),
         "kernel-of-4": dict(_SHORT_WAVENET, num_stacks=2, layers_per_stack=1, kernel_size=4),
         "labelled": dict(_SHORT_WAVENET, **_LABELLED),

@@ -41,10 +41,8 @@ def test_only_a_reader_who_knows_the_labels_gets_them(token_set: MakeTokens) -> 
     assert tokens.numbered(["c", "a"]).label_numbers == [2, 0, 1, 0, 2, 0, 1]
     assert label_names(tokens) == ["a", "b", "c"]
     pieces = tokens.cut(5)
-    assert [pieces.label_numbers[i] for i, name in enumerate(pieces.names) if name.startswith("utterance_001")] == [2]
-    assert [pieces.label_numbers[i] for i, name in enumerate(pieces.names) if name.startswith("utterance_004")] == [
-        1
-    ] * 5
+    for utterance, numbers in (("utterance_001", [2]), ("utterance_004", [1] * 5)):
+        assert [pieces.label_numbers[i] for i, name in enumerate(pieces.names) if name.startswith(utterance)] == numbers
     assert tokens.checksum == token_set(LENGTHS).checksum  # NLL is comparable
     relabelled = labelled(token_set)
     relabelled.labels[2] = "a"

@@ -1,5 +1,6 @@
 """Sampling: the right distribution, its truncation, seeds and prompts."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -86,29 +87,16 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], says: str) -
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
-    model, _ = small_model(name)
-
-    def run(num_streams: int, seed: int, prompt: torch.Tensor | None = None) -> torch.Tensor:
-        return sample(
-            model,
-            vocab_size=laws.VOCAB_SIZE,
-            num_streams=num_streams,
-            num_steps=40,
-            config=SamplingConfig(seed=seed),
-            prompt=prompt,
-        )
-
-    three = run(3, seed=5)
-    assert torch.equal(three[:1], run(1, seed=5))
+    run = partial(sample, small_model(name)[0], vocab_size=laws.VOCAB_SIZE, num_steps=40)
+    three = run(num_streams=3, config=SamplingConfig(seed=5))
+    assert torch.equal(three[:1], run(num_streams=1, config=SamplingConfig(seed=5)))
     assert not torch.equal(three[0], three[1])
-    assert not torch.equal(three[:1], run(1, seed=6))
+    assert not torch.equal(three[:1], run(num_streams=1, config=SamplingConfig(seed=6)))
     # The distribution after a prompt equals that after the same tokens sampled. (Greedy, because a prompt uses up no
     # random numbers.)
     greedy = SamplingConfig(temperature=0)
-    free = sample(model, vocab_size=laws.VOCAB_SIZE, num_streams=1, num_steps=40, config=greedy)
-    prompted = sample(
-        model, vocab_size=laws.VOCAB_SIZE, num_streams=1, num_steps=21, config=greedy, prompt=free[0, :19]
-    )
+    free = run(num_streams=1, config=greedy)
+    prompted = run(num_streams=1, num_steps=21, config=greedy, prompt=free[0, :19])
     assert torch.equal(prompted[0], free[0, 19:])
 
 

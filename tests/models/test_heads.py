@@ -132,15 +132,10 @@ def test_adaptive_embedding_equals_a_loop(project_first: bool, cutoffs: list[int
     torch.testing.assert_close(actual[V], embedding.begin)
 
 
-def tied_model() -> Any:
-    fields = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_feedforward": 16, "window": 4, "memory": 4}
-    return build(
-        "transformer_xl", vocab_size=V, **fields, head="adaptive", cutoffs=CUTOFFS, div_value=DIV, tie_embeddings=True
-    )
-
-
 def test_tied_tables_are_one_parameter_and_survive_a_copy() -> None:
-    model = tied_model()
+    sizes = {"num_layers": 1, "d_model": D, "num_heads": 2, "d_feedforward": 16, "window": 4, "memory": 4}
+    tied = {"head": "adaptive", "cutoffs": CUTOFFS, "div_value": DIV, "tie_embeddings": True}
+    model: Any = build("transformer_xl", vocab_size=V, **sizes, **tied)
     assert not [name for name, _ in model.named_parameters() if name.startswith(("head.tables", "head.projections"))]
     storages = [tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()]
     assert len(set(storages)) == len(storages), "a checkpoint must not hold a tensor twice"
