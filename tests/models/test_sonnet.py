@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import laws
 from waveform.models.compression import FUNCTIONS, Convolution, autoencoding_loss
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
@@ -24,18 +25,7 @@ _FILE = np.load(Path(__file__).with_name("sonnet.npz"))
 INDEX: dict[str, Any] = json.loads(str(_FILE["index"]))  # array -> where it is: [dtype, first element, shape]
 CASES = sorted({key.split("/")[0] for key in INDEX})
 NORMS = {"input": "pre", "output": "post", "both": "both"}
-_OWN = {  # settings with which ours is theirs
-    "activation": "relu",
-    "empty_memory": "zeros",
-    "memory_norm": "stored",
-    "final_norm": False,
-    "output_bias": True,
-    "input_activation": "relu",
-    "compressed_position": "window",
-    "compressed_projection": "own",
-    "compression_bias": False,
-    "compression_gradient": "as_run",
-}
+_OWN = {**laws.SONNET, "compression_gradient": "as_run"}  # settings with which ours is theirs
 
 
 def read(key: str) -> np.ndarray:
@@ -255,8 +245,7 @@ def test_pooling_overlaps_and_has_no_loss(name: str) -> None:
 def test_initial_values_have_its_variances() -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 63, "num_layers": 4, "d_model": 128, "num_heads": 4, "d_feedforward": 256, "window": 8}
-    features = {"num_position_features": 128, "initial_values": "sonnet"}
-    model = CompressiveTransformer(small(**sizes, memory=8, compression_rate=2, **features))
+    model = CompressiveTransformer(small(**sizes, memory=8, compression_rate=2, num_position_features=128))
     layer = model.layers[1]
     attention = layer.attention
     cut = 0.7737  # variance of a standard normal distribution cut at 2, which default initialisers leave as it is
