@@ -148,23 +148,12 @@ def _call(
     encoding_t = encoding.transpose(1, 2).contiguous()
     names = ("out", "grad_out", "grad_q", "grad_k", "grad_v")
     plan = make_record({
-        "num_rows": num_rows,
-        "num_heads": num_heads,
-        "num_queries": num_queries,
-        "num_slots": num_slots,
-        "d_head": d_head,
-        "num_features": encoding.shape[2],
-        "num_threads": num_threads,
-        **numbers,
-        "q": q,
+        "num_rows": num_rows, "num_heads": num_heads, "num_queries": num_queries, "num_slots": num_slots,
+        "d_head": d_head, "num_features": encoding.shape[2], "num_threads": num_threads, **numbers,
         **{f"k_{axis}": k.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
         **{f"v_{axis}": v.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
-        "k": k,
-        "v": v,
-        "encoding": encoding,
-        "encoding_t": encoding_t,
-        "scratch": scratch,
-        "scratch_size": scratch.shape[1],
+        "q": q, "k": k, "v": v, "encoding": encoding, "encoding_t": encoding_t,
+        "scratch": scratch, "scratch_size": scratch.shape[1],
         **{name: others.get(name, 0) for name in names},
     })  # fmt: skip
     with record_function("waveform::attention"):
