@@ -10,12 +10,8 @@ from tests import laws
 from tests.references import compressive_transformer as reference
 from waveform.models.compressive_transformer import CompressiveTransformer
 
-SIZES: dict[str, Any] = {
-    "vocab_size": laws.VOCAB_SIZE,
-    "num_layers": 2,
-    "d_model": 12,
-    "num_heads": 3,
-    "d_feedforward": 20,
+SIZES: dict[str, Any] = {  # every one different
+    **{"vocab_size": laws.VOCAB_SIZE, "num_layers": 2, "d_model": 12, "num_heads": 3, "d_feedforward": 20},
     "num_position_features": 8,
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests import laws
-from tests.baselines.test_transformer_xl import check_reach
+from tests.baselines.test_transformer_xl import SIZES, check_reach
 from tests.references import compressive_transformer as reference
 from waveform.engine import interface
 from waveform.models.compressive_transformer import CompressiveTransformer
@@ -23,9 +23,8 @@ COMPRESSIONS = ("conv", "max", "mean", "most_used", "dilated")
 
 def small(**fields: Any) -> Any:
     """A config with every size different, window and memory indivisible by the rate."""
-    sizes = {"num_layers": 2, "d_model": 12, "num_heads": 3, "d_feedforward": 20, "num_position_features": 8}
     memories = {"window": 5, "memory": 7, "compressed": 4, "compression_rate": 2}
-    return Config(vocab_size=laws.VOCAB_SIZE, **(sizes | memories | fields))
+    return Config(**(SIZES | memories | fields))
 
 
 def build(config: Any) -> Any:
