@@ -28,11 +28,6 @@ def write_audio(path: Path, *, seed: int = 0, duration_s: float = 0.5, sample_ra
     return samples
 
 
-@pytest.fixture(name="write_audio")
-def write_audio_fixture() -> Callable[..., np.ndarray]:
-    return write_audio
-
-
 @pytest.fixture
 def corpus_dir(tmp_path: Path) -> Path:
     """Twelve short files of several sample rates in a train/valid/test layout."""

@@ -3,23 +3,21 @@
 import pickle
 import struct
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
+from tests.audio.conftest import write_audio
 from waveform.audio import decoding_child, decoding_process
 from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import AUDIO_SUFFIXES, read_audio, read_blocks
 from waveform.audio.refusal import RefusedFile
 
-Write = Callable[..., np.ndarray]
-
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3", "aiff", "aif", "WAV", "Flac"])
-def test_every_format_is_read(tmp_path: Path, write_audio: Write, suffix: str) -> None:
+def test_every_format_is_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"clip.{suffix}"
     samples = write_audio(path, duration_s=1.0)
     read = read_audio(path, sample_rate_hz=24_000)
@@ -32,12 +30,12 @@ def test_every_format_is_read(tmp_path: Path, write_audio: Write, suffix: str) -
 
 
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
-def test_sample_formats_of_wav(tmp_path: Path, write_audio: Write, subtype: str) -> None:
+def test_sample_formats_of_wav(tmp_path: Path, subtype: str) -> None:
     samples = write_audio(tmp_path / "x.wav", duration_s=0.20004, subtype=subtype)
     np.testing.assert_allclose(read_audio(tmp_path / "x.wav", sample_rate_hz=24_000), samples[:, 0], atol=1 / 100)
 
 
-def test_channels_are_averaged(tmp_path: Path, write_audio: Write) -> None:
+def test_channels_are_averaged(tmp_path: Path) -> None:
     for channels in (2, 5):
         samples = write_audio(tmp_path / "x.wav", channels=channels, subtype="FLOAT")
         np.testing.assert_allclose(
@@ -62,7 +60,7 @@ def test_reading_takes_constant_ram(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3", "aiff"])
 @pytest.mark.parametrize("share", [0.03, 0.5, 0.97])
 def test_a_file_cut_short_is_refused(
-    tmp_path: Path, write_audio: Write, suffix: str, share: float, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, suffix: str, share: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / f"clip.{suffix}"
     write_audio(path, duration_s=5)
@@ -74,7 +72,7 @@ def test_a_file_cut_short_is_refused(
 
 
 @pytest.mark.parametrize("suffix", ["ogg", "opus"])
-def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, write_audio: Write, suffix: str) -> None:
+def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"clip.{suffix}"
     write_audio(path, duration_s=5)
     content = path.read_bytes()
@@ -84,7 +82,7 @@ def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, write_audio: Write,
         read_audio(path, sample_rate_hz=24_000)
 
 
-def test_a_flac_damaged_in_the_middle_is_refused(tmp_path: Path, write_audio: Write) -> None:
+def test_a_flac_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "clip.flac"
     write_audio(path, duration_s=3)
     content = bytearray(path.read_bytes())
@@ -95,7 +93,7 @@ def test_a_flac_damaged_in_the_middle_is_refused(tmp_path: Path, write_audio: Wr
         read_audio(path, sample_rate_hz=24_000)
 
 
-def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path, write_audio: Write) -> None:
+def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path) -> None:
     path = tmp_path / "stream.wav"
     write_audio(path)
     content = bytearray(path.read_bytes())
@@ -105,7 +103,7 @@ def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path, write_audio: Write) -> 
     assert len(read_audio(path, sample_rate_hz=24_000)) == 12_000
 
 
-def test_refusals_name_the_reason(tmp_path: Path, write_audio: Write) -> None:
+def test_refusals_name_the_reason(tmp_path: Path) -> None:
     """tests/faults/hostile_audio has many more."""
     many, fast, folder = (tmp_path / f"{name}.wav" for name in ("many", "fast", "folder"))
     write_audio(many, channels=65, duration_s=0.01)
@@ -125,9 +123,7 @@ def test_refusals_name_the_reason(tmp_path: Path, write_audio: Write) -> None:
         assert (refusal.value.reason, str(refusal.value)) == (reason, f"cannot use {path}: {reason}")
 
 
-def test_decoding_works_without_a_limit_of_the_address_space(
-    tmp_path: Path, write_audio: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_works_without_a_limit_of_the_address_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """macOS has no such limit."""
     write_audio(tmp_path / "x.wav")
     start = decoding_process._START.replace("serve()", "import resource; resource.RLIMIT_AS = -1; serve()")

@@ -1,11 +1,10 @@
 """Labels of a corpus: read from folders or a CSV, kept in its data set, and refused with one line."""
 
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.audio.conftest import write_audio
 from waveform.audio.corpus import groups
 from waveform.audio.corpus.labels import find_labels
 from waveform.audio.corpus.prepare import DataConfig, prepare
@@ -70,7 +69,7 @@ def test_labels_that_are_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def speakers(tmp_path: Path, write_audio: Callable[..., np.ndarray]) -> Path:
+def speakers(tmp_path: Path) -> Path:
     """Nine short files of two speakers, in a train/valid/test layout, and one of nobody's."""
     folder = tmp_path / "audio"
     for split, num in (("train", 2), ("valid", 1), ("test", 1)):
@@ -110,7 +109,7 @@ def test_a_data_set_without_labels_is_as_before(speakers: Path, tmp_path: Path) 
 
 
 def test_labels_are_given_without_decoding_again(
-    speakers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_audio: Callable[..., np.ndarray]
+    speakers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _prepare(speakers, tmp_path / "data")
     with monkeypatch.context() as patch:

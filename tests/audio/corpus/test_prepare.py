@@ -6,7 +6,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import soundfile
 import torch
 
-from tests.audio.conftest import content, interrupt
+from tests.audio.conftest import content, interrupt, write_audio
 from tests.faults import forks
 from waveform.audio.corpus import groups, workers
 from waveform.audio.corpus.prepare import DataConfig, prepare
@@ -28,8 +27,6 @@ from waveform.engine.dataset import Dataset
 from waveform.engine.shards import Shard
 from waveform.system.console import counted
 from waveform.system.errors import UserError
-
-Write = Callable[..., np.ndarray]
 
 
 def _prepare(audio_dir: Path, data_dir: Path, config: DataConfig | None = None) -> Dataset:
@@ -164,7 +161,7 @@ def test_a_file_on_which_decoding_dies_once_is_used(
 
 
 def test_added_files_alone_are_decoded(
-    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str], write_audio: Write
+    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str]
 ) -> None:
     first = _prepare(corpus_dir, tmp_path / "data")
     before = content(tmp_path / "data" / "shards")
@@ -178,9 +175,7 @@ def test_added_files_alone_are_decoded(
     assert "train/added.flac" in second.open_split("train").names
 
 
-def test_changed_and_removed_files(
-    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str], write_audio: Write
-) -> None:
+def test_changed_and_removed_files(corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str]) -> None:
     first = _prepare(corpus_dir, tmp_path / "data")
     files = first.sources["files"]
     victims = {files["train/clip0.wav"]["shard"], files["train/clip7.wav"]["shard"]}
@@ -282,7 +277,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_other_split_settings_are_refused(tmp_path: Path, write_audio: Write) -> None:
+def test_other_split_settings_are_refused(tmp_path: Path) -> None:
     for index in range(30):
         write_audio(tmp_path / "audio" / f"{index % 5}" / f"{index}.wav", duration_s=0.02)
     config = DataConfig(split=SplitConfig(valid=0.3, test=0.3))
@@ -293,7 +288,7 @@ def test_other_split_settings_are_refused(tmp_path: Path, write_audio: Write) ->
     assert content(tmp_path / "data") == before
 
 
-def test_another_corpus_does_not_replace_the_first(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
+def test_another_corpus_does_not_replace_the_first(corpus_dir: Path, tmp_path: Path) -> None:
     _prepare(corpus_dir, tmp_path / "data")
     for split in SPLITS:
         write_audio(tmp_path / "other" / split / "x.wav")
@@ -304,7 +299,7 @@ def test_another_corpus_does_not_replace_the_first(corpus_dir: Path, tmp_path: P
     assert len(_prepare(moved, tmp_path / "data").open_split("train")) == 8
 
 
-def test_scan_finds_what_it_should(tmp_path: Path, write_audio: Write) -> None:
+def test_scan_finds_what_it_should(tmp_path: Path) -> None:
     folder = tmp_path / "audio"
     write_audio(folder / "b c" / "größe.WAV")
     write_audio(folder / "a.flac")
@@ -348,9 +343,7 @@ _GOOD = None  # in place of a file's content
         ),
     ],
 )
-def test_files_that_make_no_data_set(
-    files: dict[str, bytes | None], message: str, tmp_path: Path, write_audio: Write
-) -> None:
+def test_files_that_make_no_data_set(files: dict[str, bytes | None], message: str, tmp_path: Path) -> None:
     (tmp_path / "audio").mkdir()
     for name, given in files.items():
         path = tmp_path / "audio" / name
@@ -387,7 +380,7 @@ def test_paths_that_cannot_be_used_are_explained(corpus_dir: Path, tmp_path: Pat
         _prepare(corpus_dir, tmp_path / "data", DataConfig(num_workers=0))
 
 
-def test_a_full_disk_is_explained_and_survived(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
+def test_a_full_disk_is_explained_and_survived(corpus_dir: Path, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:

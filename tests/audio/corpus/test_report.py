@@ -2,19 +2,17 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
+from tests.audio.conftest import write_audio
 from waveform.audio.corpus.prepare import prepare
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import Scan
 from waveform.system.console import printable
-
-Write = Callable[..., np.ndarray]
 
 
 def _report(audio_dir: Path, data_dir: Path) -> dict:
@@ -31,7 +29,7 @@ def _report_of(folder: Path, samples: np.ndarray, *, rate: int = 24_000, subtype
     return _report(folder / "audio", folder / "data")
 
 
-def test_totals_rates_and_channels(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
+def test_totals_rates_and_channels(corpus_dir: Path, tmp_path: Path) -> None:
     write_audio(corpus_dir / "train" / "stereo.flac", duration_s=36, channels=2)
     (corpus_dir / "notes.txt").touch()
     report = _report(corpus_dir, tmp_path / "data")
