@@ -1,6 +1,5 @@
 """`evaluate --quality` and `compare --quality` on a tiny run: what they draw, print and write."""
 
-import json
 from pathlib import Path
 from shutil import copytree
 
@@ -8,10 +7,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.calling import cli, figures_of, mistake
 from tests.faults.small_runs import WAVENET_SETTINGS
 from tests.quality.test_figures import RATE_HZ, voice
-from tests.test_cli import mistake
-from waveform.cli import main
 from waveform.quality import measure
 from waveform.speech.run import load
 from waveform.system.errors import UserError
@@ -26,8 +24,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(num):
             samples = voice(150 + 30 * i, seconds=2.1, seed=10 * num + i)
             soundfile.write(place / "audio" / split / f"{i}.wav", samples, RATE_HZ)
-    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
-    assert main(["train", str(place / "data"), str(place / "run"), *WAVENET_SETTINGS]) == 0
+    cli("prepare", place / "audio", place / "data")
+    cli("train", place / "data", place / "run", *WAVENET_SETTINGS)
     return place
 
 
@@ -41,11 +39,10 @@ def few(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_quality_is_shown_beside_real_clips_and_noise(
     place: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["evaluate", str(place / "run"), *few, "--json", str(tmp_path / "e.json")]) == 0
+    quality = figures_of(tmp_path / "e.json", "evaluate", place / "run", *few)["quality"]
     shown = capsys.readouterr().out
     assert "wavenet (3)" in shown and "real, held out (3)" in shown and "white noise (3)" in shown
     assert "clips of 1 s, samples at temperature 0.9 from seed 7" in shown and "to the rest: its bias" in shown
-    quality = json.loads((tmp_path / "e.json").read_text())["quality"]
     assert (quality["num_reference"], quality["seconds"], quality["temperature"], quality["seed"]) == (8, 1, 0.9, 7)
     samples, real, noise = ({figure["name"]: figure for figure in one["figures"]} for one in quality["sets"])
     assert real["frames with pitch"]["value"] > 0.9 and noise["frames with pitch"]["value"] == 0
@@ -62,8 +59,7 @@ def test_settings_of_quality_need_it() -> None:
 def test_samples_are_those_of_the_command(place: Path, few: list[str], tmp_path: Path) -> None:
     config = measure.QualityConfig(quality=True, num=3, seconds=1, temperature=0.9, seed=7)
     drawn = measure.draw_samples(load(place / "run"), config)
-    options = ["--num", "3", "--seconds", "1", "--temperature", "0.9", "--seed", "7"]
-    assert main(["sample", str(place / "run"), "--out", str(tmp_path), *options]) == 0
+    cli("sample", place / "run", "--out", tmp_path, *few[1:])
     for samples, path in zip(drawn, sorted(tmp_path.iterdir()), strict=True):
         np.testing.assert_allclose(samples, soundfile.read(path)[0], atol=2**-15)
 
@@ -71,10 +67,9 @@ def test_samples_are_those_of_the_command(place: Path, few: list[str], tmp_path:
 def test_compare_shows_every_run(
     place: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [str(place / "run"), str(copytree(place / "run", tmp_path / "run"))]  # of one name
-    assert main(["compare", *runs, *few, "--json", str(tmp_path / "c.json")]) == 0
+    runs = [place / "run", copytree(place / "run", tmp_path / "run")]  # of one name
+    entries = figures_of(tmp_path / "c.json", "compare", *runs, *few)
     assert f"wavenet ({runs[0]}) (3)" in capsys.readouterr().out
-    entries = json.loads((tmp_path / "c.json").read_text())
     assert [len(entry["quality"]["sets"]) for entry in entries] == [4, 4]
 
 
@@ -83,6 +78,5 @@ def test_what_cannot_be_measured_is_one_line(place: Path, few: list[str], capsys
     assert "quality needs at least 3 samples" in mistake(["evaluate", run, "--quality", "--num", "2"], capsys)
     assert "give 1 to 60" in mistake(["evaluate", run, "--quality", "--seconds", "0.5"], capsys)
     assert "temperature" in mistake(["evaluate", run, "--quality", "--temperature", "-1"], capsys)
-    capsys.readouterr()
-    assert main(["evaluate", str(run), "--quality", "--seconds", "3"]) == 2
-    assert "quality needs 32 real clips of 3 s, and a split of this data has 0" in capsys.readouterr().err
+    line = mistake(["evaluate", run, "--quality", "--seconds", "3"], capsys)
+    assert "quality needs 32 real clips of 3 s, and a split of this data has 0" in line

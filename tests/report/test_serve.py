@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 
+from tests.calling import mistake
 from tests.faults.forks import wait_for
 from tests.faults.small_runs import SETTINGS, make_speech_run
-from tests.test_cli import mistake
 from waveform.audio.wav import pcm_bytes
 from waveform.engine.sampler import SamplingConfig
 from waveform.speech import sound_server

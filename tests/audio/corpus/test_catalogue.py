@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.test_cli import mistake
+from tests.calling import cli, mistake
 from waveform.audio.audio_format import AudioFormat, format_of
 from waveform.audio.corpus import catalogue
 from waveform.audio.corpus.catalogue import Corpus, corpora, find_corpus
@@ -53,7 +53,7 @@ def set_count(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def prepared(folder: Path, name: str, *more: str) -> Dataset:
-    assert main(["prepare", str(folder), str(folder.parent / "data"), "--corpus", name, *more]) == 0
+    cli("prepare", folder, folder.parent / "data", "--corpus", name, *more)
     return read_dataset(folder.parent / "data")
 
 
