@@ -64,6 +64,14 @@ def test_samples_are_those_of_the_command(place: Path, few: list[str], tmp_path:
         np.testing.assert_allclose(samples, soundfile.read(path)[0], atol=2**-15)
 
 
+def test_more_samples_than_usual_have_more_clips_to_be_compared_with(
+    place: Path, few: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many by chance, at least as many others must be left."""
+    monkeypatch.setattr(measure, "_NUM_REFERENCE", 3)
+    assert figures_of(tmp_path / "e.json", "evaluate", place / "run", *few)["quality"]["num_reference"] == 6
+
+
 def test_compare_shows_every_run(
     place: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from waveform.quality.opinions import Predict, opinions_of, predictors
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-_MAX_REFERENCE = 200  # real clips that all are compared with
+_NUM_REFERENCE = 200  # real clips that all are compared with, or more if there are more than 100 samples
 _SAMPLING_ROWS = 16  # samples that are drawn side by side
 _NOISE_AMPLITUDE = 0.1  # RMS, about that of speech
 
@@ -49,7 +49,10 @@ def measure_quality(
     rate = audio_format.sample_rate_hz
     length = round(config.seconds * rate)
     rng = np.random.default_rng(config.seed)
-    reference = real_clips(others, audio_format, length=length, num=_MAX_REFERENCE, at_least=2 * config.num, rng=rng)
+    fewest = 2 * config.num  # as many by chance, and as many others
+    reference = real_clips(
+        others, audio_format, length=length, num=max(_NUM_REFERENCE, fewest), at_least=fewest, rng=rng
+    )
     real = real_clips(held_out, audio_format, length=length, num=config.num, at_least=3, rng=rng)
     noise = [_NOISE_AMPLITUDE * rng.standard_normal(length).astype(np.float32) for _ in range(config.num)]
     found = predictors()
