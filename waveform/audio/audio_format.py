@@ -21,7 +21,6 @@ WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were 
 LOOKS_AHEAD = " (each clip scaled by its own range, which looks ahead)"
 _RATE = Rule(lambda value: 1_000 <= value <= 192_000, "it must be from 1,000 to 192,000")
 _QUANTISERS = ("mu_law", "linear", "mu_law_floor", "linear_floor")
-_STORED_AS = {name: name.replace("mu_law", "mu-law").replace("_", "-") for name in _QUANTISERS}  # in dataset.json
 _PIECE = whole_number(100)  # samples; fewer are a duration by mistake
 
 
@@ -84,7 +83,7 @@ class AudioFormat:
         described = {
             "kind": "audio",
             "sample_rate_hz": self.sample_rate_hz,
-            "quantiser": _STORED_AS[self.quantiser],
+            "quantiser": self.quantiser.replace("_", "-"),
             "num_classes": NUM_CLASSES,
         }
         if self.normalise != "none":
@@ -96,10 +95,10 @@ class AudioFormat:
 
 def format_of(modality: Mapping[str, Any]) -> AudioFormat:
     """Read the format of a data set or a run. Raises UserError if this version does not know it."""
-    by_name = {stored: name for name, stored in _STORED_AS.items()}
-    quantiser = by_name.get(modality.get("quantiser", _STORED_AS["mu_law"]))
-    if quantiser is None:
-        raise UserError(f"the quantiser {modality.get('quantiser')!r} is of a newer version of waveform; update it")
+    stored = str(modality.get("quantiser", "mu-law"))
+    quantiser = stored.replace("-", "_")
+    if quantiser not in _QUANTISERS:
+        raise UserError(f"the quantiser {stored!r} is of a newer version of waveform; update it")
     if type(modality.get("sample_rate_hz")) is not int:
         raise UserError("a data set of audio has no sample_rate_hz; prepare it again")
     pieces = modality.get("pieces", {"samples": None, "drop_rest": False})
