@@ -146,19 +146,17 @@ def attention_by_position(observed: LayerObservations | str) -> dict[str, Any]:
         seen = (np.minimum(times + observed.reach, window) - np.maximum(times, 0)).clip(0) / window
         weight = in_buckets(received)  # [P, L, 6]
         by_slot = weight / in_buckets(seen).clip(1e-12)  # what no query sees has no weight
-        for values, entry in [
-            ((weight.mean(axis=1), by_slot.mean(axis=1)), figures["regions"]),
-            *(((weight[:, i], by_slot[:, i]), layer) for i, layer in enumerate(figures["by_layer"])),
-        ]:
-            mean, error = mean_and_error(values[0])
-            per_slot, per_slot_error = mean_and_error(values[1])
-            entry[region] = {
-                "slots": num_slots,
-                "weight": mean,
-                "weight_standard_error": error,
-                "weight_per_slot": per_slot,
-                "weight_per_slot_standard_error": per_slot_error,
-            }
+        figures["regions"][region] = _of_region(num_slots, weight.mean(axis=1), by_slot.mean(axis=1))
+        for i, layer in enumerate(figures["by_layer"]):
+            layer[region] = _of_region(num_slots, weight[:, i], by_slot[:, i])
+    return figures
+
+
+def _of_region(num_slots: int, weight: np.ndarray, by_slot: np.ndarray) -> dict[str, Any]:
+    """Figures from the values [P, 6] of all layers together, or of one."""
+    figures: dict[str, Any] = {"slots": num_slots}
+    for name, values in {"weight": weight, "weight_per_slot": by_slot}.items():
+        figures[name], figures[f"{name}_standard_error"] = mean_and_error(values)
     return figures
 
 
