@@ -142,12 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _begin(self, status: HTTPStatus, kind: str, **headers: str) -> None:
         self._began, self.close_connection = True, True
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-store",
-            **headers,
-        }.items():
+        common = {"Content-Type": kind, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+        for name, value in (common | headers).items():
             self.send_header(name, value)
         self.end_headers()
 
@@ -218,9 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _draw(
         self, run: Run, prime: np.ndarray | None, *, seconds: float, sampling: SamplingConfig, label: str | None
     ) -> None:
-        self._begin(
-            HTTPStatus.OK, "application/octet-stream", **{"X-Sample-Rate": str(run.audio_format.sample_rate_hz)}
-        )
+        rate = {"X-Sample-Rate": str(run.audio_format.sample_rate_hz)}
+        self._begin(HTTPStatus.OK, "application/octet-stream", **rate)
         if prime is not None:
             self.wfile.write(pcm_bytes(prime))
         drawing = self.server.drawing
