@@ -1,6 +1,6 @@
 """What a report shows of runs on speech: sounds beside real recordings, and figures of quality."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -219,37 +219,35 @@ def _player_rows(
     rate, first_temperature = audio_format.sample_rate_hz, contents.temperatures[0]
     given_s = min(_GIVEN_S, contents.seconds / 4)
     draws: list[tuple[float, Callable[[], np.ndarray]]] = []  # seconds of sound, and what draws them [num, n]
-    rows: list[tuple[str, list[Player], np.ndarray, list[tuple[str, int, int]]]] = []
+    # Title, the recording, what it gives to each sound [n]; by run which draw, and which of its sounds
+    rows: list[tuple[str, list[Player], np.ndarray, dict[str, int], int]] = []
 
-    def draw(run: Run, temperature: float, *, num: int = 1, seconds: float = contents.seconds, **how: Any) -> int:
-        sampling = contents.sampling(temperature)
-        draws.append((num * seconds, lambda: run.sample(num=num, seconds=seconds, sampling=sampling, **how)))
-        return len(draws) - 1
+    def draw(
+        some: Mapping[str, Run], temperature: float, *, num: int = 1, seconds: float = contents.seconds, **how: Any
+    ) -> dict[str, int]:
+        first, sampling = len(draws), contents.sampling(temperature)
+        for run in some.values():
+            draws.append((num * seconds, partial(run.sample, num=num, seconds=seconds, sampling=sampling, **how)))
+        return {name: first + i for i, name in enumerate(some)}
 
     for recording, samples in _recordings(tokens, audio_format, num=contents.real, seconds=contents.seconds):
         given = samples[: round(given_s * rate)]
-        drawn = {
-            name: draw(run, first_temperature, seconds=contents.seconds - given_s, prime=given)
-            for name, run in runs.items()
-        }
+        drawn = draw(runs, first_temperature, seconds=contents.seconds - given_s, prime=given)
         title = f"{printable(recording)}: {given_s:g} s of it, continued at temperature {first_temperature:g}"
-        rows.append((title, [player(REAL, samples, rate)], given, [(name, i, 0) for name, i in drawn.items()]))
+        rows.append((title, [player(REAL, samples, rate)], given, drawn, 0))
     nothing, from_nothing = np.zeros(0, dtype=np.float32), dict[str, int]()
     for temperature in contents.temperatures if contents.num else ():
-        drawn = {name: draw(run, temperature, num=contents.num) for name, run in runs.items()}
+        drawn = draw(runs, temperature, num=contents.num)
         from_nothing = from_nothing or drawn
         for number in range(contents.num):
             title = f"From nothing, temperature {temperature:g}, number {number + 1}"
-            rows.append((title, [], nothing, [(name, i, number) for name, i in drawn.items()]))
-    if contents.num and (labels := _first_labels(list(runs.values()))):
-        drawn = {
-            name: draw(run, first_temperature, num=len(labels), labels=labels)
-            for name, run in runs.items()
-            if run.labels
-        }
+            rows.append((title, [], nothing, drawn, number))
+    labelled = {name: run for name, run in runs.items() if run.labels}
+    if contents.num and (labels := _first_labels(labelled.values())):
+        drawn = draw(labelled, first_temperature, num=len(labels), labels=labels)
         for number, label in enumerate(labels):
             title = f"Label {printable(label)}, temperature {first_temperature:g}"
-            rows.append((title, [], nothing, [(name, i, number) for name, i in drawn.items()]))
+            rows.append((title, [], nothing, drawn, number))
 
     total_s = sum(seconds for seconds, _ in draws[making.world.rank :: making.world.size])
     with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=making.show_progress) as progress:
@@ -260,25 +258,18 @@ def _player_rows(
             return made
 
         sounds = making.world.share([partial(sound, *one) for one in draws])
-    shown = [
-        PlayerRow(
-            title,
-            [
-                *real,
-                *(
-                    player(name, np.concatenate([given, sounds[i][number]]), rate, own_from_s=len(given) / rate)
-                    for name, i, number in made
-                ),
-            ],
-        )
-        for title, real, given, made in rows
-    ]
+    shown = []
+    for title, players, given, drawn, number in rows:
+        for name, i in drawn.items():
+            whole = np.concatenate([given, sounds[i][number]])
+            players.append(player(name, whole, rate, own_from_s=len(given) / rate))
+        shown.append(PlayerRow(title, players))
     return shown, {name: sounds[i].ravel() for name, i in from_nothing.items()}
 
 
-def _first_labels(runs: Sequence[Run]) -> list[str]:
-    """The first labels that all runs with labels know."""
-    known = [run.labels for run in runs if run.labels]
+def _first_labels(runs: Iterable[Run]) -> list[str]:
+    """The first labels that all runs know."""
+    known = [run.labels for run in runs]
     return [label for label in known[0] if all(label in labels for labels in known)][:_MOST_LABELS] if known else []
 
 
