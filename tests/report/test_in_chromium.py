@@ -27,6 +27,12 @@ HOSTILE = [
 SHOWN = "[...document.querySelectorAll('.player')]"  # in the order of the page
 
 
+@pytest.fixture
+def driver(open_page: Callable[..., Any], tones: Page) -> Any:
+    """That of a Chromium which shows the page of the tones."""
+    return open_page(render(tones))
+
+
 def time_of(driver: Any, number: int) -> float:
     return float(driver.execute_script(f"return players[{number}].querySelector('audio').currentTime"))
 
@@ -57,18 +63,15 @@ def press(driver: Any, key: str) -> None:
     ActionChains(driver).send_keys(getattr(Keys, key, key)).perform()
 
 
-def test_it_opens_without_a_network_or_a_complaint(open_page: Callable[..., Any], tones: Page) -> None:
-    driver = open_page(render(tones))
+def test_it_opens_without_a_network_or_a_complaint(driver: Any) -> None:
     assert driver.title == "compressive_transformer, wavenet"
     assert driver.get_log("browser") == []
     loaded = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
     assert [name for name in loaded if not name.startswith("data:")] == []
-    shown = driver.execute_script("return [...document.images].every(image => image.complete && image.naturalWidth)")
-    assert shown
+    assert driver.execute_script("return [...document.images].every(image => image.complete && image.naturalWidth)")
 
 
-def test_a_player_plays_to_its_end(open_page: Callable[..., Any], tones: Page) -> None:
-    driver = open_page(render(tones))
+def test_a_player_plays_to_its_end(driver: Any) -> None:
     click(driver, ".play", 0)
     wait_for(lambda: 0 < playhead_of(driver, 0) < 0.9)
     places = [playhead_of(driver, 0)]
@@ -79,8 +82,7 @@ def test_a_player_plays_to_its_end(open_page: Callable[..., Any], tones: Page) -
     assert driver.get_log("browser") == []
 
 
-def test_seeking_by_mouse_and_keys(open_page: Callable[..., Any], tones: Page) -> None:
-    driver = open_page(render(tones))
+def test_seeking_by_mouse_and_keys(driver: Any) -> None:
     click(driver, ".track", 1, share=0.5)
     assert time_of(driver, 1) >= 0.5 * SECONDS - 0.02  # at once, and not because it played until there
     wait_for(lambda: is_playing(driver, 1))
@@ -96,9 +98,8 @@ def test_seeking_by_mouse_and_keys(open_page: Callable[..., Any], tones: Page) -
     wait_for(lambda: playhead_of(driver, 1) == pytest.approx(0.25 / SECONDS, abs=0.01))
 
 
-def test_switching_keeps_the_position(open_page: Callable[..., Any], tones: Page) -> None:
+def test_switching_keeps_the_position(driver: Any) -> None:
     """Paused or playing, within a row; another row's player begins where it was."""
-    driver = open_page(render(tones))
     click(driver, ".track", 0, share=0.4)
     wait_for(lambda: is_playing(driver, 0))
     press(driver, "SPACE")
@@ -118,17 +119,13 @@ def test_switching_keeps_the_position(open_page: Callable[..., Any], tones: Page
     assert not is_playing(driver, 2) and time_of(driver, 3) < time_of(driver, 2)
 
 
-def test_blind_mode_begins_anew(open_page: Callable[..., Any], tones: Page) -> None:
+def test_blind_mode_begins_anew(driver: Any) -> None:
     """Neither what was heard before, nor where a name stands, tells a sound from the others."""
-    driver = open_page(render(tones))
     click(driver, ".track", 1, share=0.5)
     wait_for(lambda: is_playing(driver, 1))
     click(driver, "#blind")
-    wait_for(
-        lambda: (
-            {(time_of(driver, i), playhead_of(driver, i), is_playing(driver, i)) for i in range(5)} == {(0, 0, False)}
-        )
-    )
+    at_rest = {(0, 0, False)}
+    wait_for(lambda: {(time_of(driver, i), playhead_of(driver, i), is_playing(driver, i)) for i in range(5)} == at_rest)
     assert not driver.find_elements("css selector", ".player.current")
     lefts = driver.execute_script(f"""return {SHOWN}.map(player => {{
         const text = document.createRange();
@@ -138,10 +135,7 @@ def test_blind_mode_begins_anew(open_page: Callable[..., Any], tones: Page) -> N
     assert len(set(lefts)) == 1
 
 
-def test_blind_mode_hides_names_and_exports(
-    open_page: Callable[..., Any], tones: Page, capsys: pytest.CaptureFixture[str]
-) -> None:
-    driver = open_page(render(tones))
+def test_blind_mode_hides_names_and_exports(driver: Any, capsys: pytest.CaptureFixture[str]) -> None:
     rows = driver.find_element("id", "rows")
     before = rows.text
     assert "wavenet" in before and "real speech" in before and "a beginning" in before
