@@ -60,8 +60,7 @@ def _titled(axes: "Axes", title: str, *, absent: str | None = None) -> bool:
     if absent is not None:
         reason = textwrap.fill(absent, 40)
         axes.text(0.5, 0.5, reason, ha="center", va="center", color="0.4", fontsize=9, transform=axes.transAxes)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
     return absent is None
 
 
@@ -83,10 +82,8 @@ def draw_attention(axes: "Axes", entry: dict[str, Any]) -> None:
         )
         first += len(places)
         highest = max(highest, *values["weight"])
+    axes.set(xticks=[], xlabel="six equal buckets of each, oldest first", ylabel="weight of an average query")
     axes.set_ylim(0, 1.3 * highest)  # room for the legend
-    axes.set_xticks([])
-    axes.set_xlabel("six equal buckets of each, oldest first")
-    axes.set_ylabel("weight of an average query")
     axes.legend(loc="upper left")
 
 
@@ -115,8 +112,7 @@ def _draw_compression(axes: "Axes", entry: dict[str, Any]) -> None:
         return
     axes.bar(range(len(loss["mean"])), loss["mean"], yerr=loss["standard_error"], color=COLOURS[3], capsize=2)
     axes.set_xticks(range(len(loss["mean"])) if len(loss["mean"]) <= 24 else range(0, len(loss["mean"]), 4))
-    axes.set_xlabel("layer, from the input")
-    axes.set_ylabel(f"{loss['loss']} loss")
+    axes.set(xlabel="layer, from the input", ylabel=f"{loss['loss']} loss")
 
 
 def _draw_answers(axes: "Axes", entry: dict[str, Any]) -> None:
@@ -129,9 +125,8 @@ def _draw_answers(axes: "Axes", entry: dict[str, Any]) -> None:
     shown = axes.imshow(image, aspect="auto", cmap="magma", vmin=0)
     ends = [bucket["to"] for bucket in answers["buckets"]]
     axes.set_xticks([place + 0.5 for place in range(len(ends))], ends)
-    axes.set_xlabel("steps since it was last seen")
     axes.set_yticks(range(len(heads)), [name for name, _ in heads])
-    axes.set_ylabel("layer.head")
+    axes.set(xlabel="steps since it was last seen", ylabel="layer.head")
     axes.figure.colorbar(shown, ax=axes)
 
 
@@ -172,9 +167,7 @@ def _draw_widest(axes: "list[Axes]", entry: dict[str, Any]) -> None:
         rows, columns = np.nonzero(weight > np.quantile(weight, 1 - _TOP))
         panel.scatter(columns, rows, s=4, color="#c8102e", linewidths=0)
         panel.set_title(f"layer {head['layer']} head {head['head']}, {head['mean_distance']:.0f} steps back on average")
-        panel.set_xticks([])
-        panel.set_yticks([])
-        panel.set_xlabel("slots, oldest first; red: the highest fifth")
+        panel.set(xticks=[], yticks=[], xlabel="slots, oldest first; red: the highest fifth")
     axes[0].set_ylabel("last queries of a window")
 
 
@@ -194,8 +187,7 @@ def _draw_nats(axes: "Axes", figures: dict[str, Any]) -> None:
         return
     for entry, nats in zip(figures["runs"], context["nats_by_length"], strict=True):
         axes.plot(context["lengths"], nats, marker="o", markersize=3, label=entry["label"])
-    axes.set_xlabel(f"{unit}s of context")
-    axes.set_ylabel(f"nats per {unit}")
+    axes.set(xlabel=f"{unit}s of context", ylabel=f"nats per {unit}")
     axes.legend()
 
 
@@ -210,8 +202,7 @@ def _draw_gains(axes: "Axes", figures: dict[str, Any]) -> None:
             context["lengths"][:-1], result["gains"], marker="o", markersize=3, label=f"{entry['label']}: RECL {recl}"
         )
     axes.axhline(context["threshold"], color="0.4", linewidth=0.8, linestyle="--")
-    axes.set_xlabel(f"{figures['unit']}s of context")
-    axes.set_ylabel("share of perplexity")
+    axes.set(xlabel=f"{figures['unit']}s of context", ylabel="share of perplexity")
     axes.set_ylim(bottom=0)
     axes.legend()
 

@@ -145,7 +145,6 @@ def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[tuple[float, float]
         ordered = sorted(points)
         label = f"{name}: {ordered[-1][1]:.3f}" if ordered else f"{name}: no points"
         axes.plot(*zip(*ordered, strict=True) if ordered else ([], []), marker="o", markersize=3, label=label)
+    axes.set(xlabel="training seconds", ylabel="nats per sample")
     axes.set_title("NLL over training time (the last value in the legend)")
-    axes.set_xlabel("training seconds")
-    axes.set_ylabel("nats per sample")
     axes.legend()
