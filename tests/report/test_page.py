@@ -12,16 +12,7 @@ from tests.report.conftest import page_of
 from waveform.analyses.by_place import NllByPlace
 from waveform.audio.mulaw import decode, encode
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
-from waveform.report_page.page import (
-    Page,
-    PlayerRow,
-    Table,
-    Writing,
-    render,
-    require_page,
-    settings_tables,
-    write_page,
-)
+from waveform.report_page.page import Page, PlayerRow, Table, Writing, render, require_page, settings_tables, write_page
 from waveform.runs.learning_curves import LearningCurve
 from waveform.speech.report import player
 from waveform.system.errors import UserError

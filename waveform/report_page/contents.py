@@ -66,11 +66,7 @@ class ReportContents(ABC):
 
     @abstractmethod
     def shown(
-        self,
-        runs: dict[str, TrainedRun],
-        tokens: TokenSet,
-        entries: list[dict[str, Any]],
-        making: Making,
+        self, runs: dict[str, TrainedRun], tokens: TokenSet, entries: list[dict[str, Any]], making: Making
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Fields of the `Page`, and figures for its JSON; runs: by name, those with figures first.
 

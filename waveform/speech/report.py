@@ -124,11 +124,7 @@ class SoundContents(ReportContents):
         return Table(*rows_of(entries), note=f"{note_of(entries)}.")
 
     def shown(
-        self,
-        runs: dict[str, TrainedRun],
-        tokens: TokenSet,
-        entries: list[dict[str, Any]],
-        making: Making,
+        self, runs: dict[str, TrainedRun], tokens: TokenSet, entries: list[dict[str, Any]], making: Making
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         heard = {name: _on_audio(run) for name, run in runs.items()}
         scored = list(heard.items())[: len(entries)]

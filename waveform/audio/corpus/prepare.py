@@ -295,12 +295,7 @@ def _prepare_files(
     num_taken = len(records) - len(kept)
     if todo:
         records |= run_groups(
-            todo,
-            audio_dir=audio_dir,
-            data_dir=data_dir,
-            num_workers=config.num_workers,
-            executor=executor,
-            show=show,
+            todo, audio_dir=audio_dir, data_dir=data_dir, num_workers=config.num_workers, executor=executor, show=show
         )
     return dict(sorted(records.items())), {
         "prepared": sum(len(group.files) for group in todo),
