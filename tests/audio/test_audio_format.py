@@ -71,7 +71,7 @@ def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("rate", [0, -5, 16_000.5, float("inf"), float("nan")])
-def test_a_rate_that_is_no_whole_number(rate: Any, place: Path) -> None:
+def test_a_rate_that_is_not_a_whole_number(rate: Any, place: Path) -> None:
     with pytest.raises(UserError, match="give a whole number of at least 1"):
         waveform.load(place / "run").nll(np.zeros(9), sample_rate_hz=rate)
 

@@ -67,8 +67,8 @@ class Run(TrainedRun):
 
         audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to the run's rate if that differs, and scaled
         as its data was). label: one of the run's; None: unknown. Returns [n'], fp32, n' samples at the run's rate.
-        Raises UserError for other shapes, values that are not finite, a rate that is no whole number, and a label that
-        the run does not know.
+        Raises UserError for other shapes, values that are not finite, a rate that is not a whole number, and a label
+        that the run does not know.
         """
         if sample_rate_hz < 1 or not float(sample_rate_hz).is_integer():
             raise UserError(f"sample_rate_hz is {sample_rate_hz}; give a whole number of at least 1")
