@@ -29,19 +29,14 @@ def write_audio(path: Path, *, seed: int = 0, duration_s: float = 0.5, sample_ra
 
 
 @pytest.fixture
-def corpus_dir(tmp_path: Path) -> Path:
-    """Twelve short files of several sample rates in a train/valid/test layout."""
+def corpus_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Twelve short files of several sample rates in a train/valid/test layout, for several shards of each split."""
+    monkeypatch.setattr(groups, "_MIN_GROUP_BYTES", 40_000)
     folder = tmp_path / "audio"
     for index, split in enumerate(["train"] * 8 + ["valid"] * 2 + ["test"] * 2):
         rate = (24_000, 44_100, 16_000)[index % 3]
         write_audio(folder / split / f"clip{index}.wav", seed=index, duration_s=0.3, sample_rate_hz=rate)
     return folder
-
-
-@pytest.fixture
-def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut the twelve clips of `corpus_dir` into several shards per split."""
-    monkeypatch.setattr(groups, "_MIN_GROUP_BYTES", 40_000)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -57,7 +57,7 @@ def test_a_data_set_keeps_its_format(place: Path) -> None:
     assert np.abs(read.astype(float) - expected).max() <= 1 and read.min() == 0 and read.max() == 255
 
 
-def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path) -> None:
     cli("sample", place / "run", "--out", tmp_path, "--seconds", "0.01")
     written = soundfile.info(next(tmp_path.glob("*.wav")))
     assert (written.samplerate, written.frames) == (16_000, 160)

@@ -73,7 +73,7 @@ def test_a_sound_is_what_sample_draws(server: SoundServer, run: Run) -> None:
     assert response.read() == pcm_bytes(drawn[0])
 
 
-def test_an_upload_is_continued(server: SoundServer, place: Path, run: Run) -> None:
+def test_an_upload_is_continued(server: SoundServer, place: Path) -> None:
     recording = next((place / "audio" / "test").iterdir())
     heard = np.frombuffer(sound(server, recording.read_bytes(), seconds=0.1).read(), dtype="<i2")
     plain = np.frombuffer(sound(server, seconds=0.1).read(), dtype="<i2")

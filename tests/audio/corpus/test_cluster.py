@@ -32,7 +32,7 @@ groups.AudioFile = dies_once
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of Dask
 def test_a_cluster_that_loses_a_worker_continues(
-    corpus_dir: Path, tmp_path: Path, small_groups: None, monkeypatch: pytest.MonkeyPatch
+    corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
     waveform.prepare(corpus_dir, tmp_path / "here", show_progress=False)
@@ -57,7 +57,7 @@ def test_a_cluster_that_loses_a_worker_continues(
     assert content(tmp_path / "there") == content(tmp_path / "here")
 
 
-def test_any_executor_will_do(corpus_dir: Path, tmp_path: Path, small_groups: None) -> None:
+def test_any_executor_will_do(corpus_dir: Path, tmp_path: Path) -> None:
     waveform.prepare(corpus_dir, tmp_path / "here", show_progress=False)
     with ThreadPoolExecutor(3) as threads:
         waveform.prepare(corpus_dir, tmp_path / "threads", executor=threads, show_progress=False)

@@ -47,7 +47,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_tokens_are_the_audio(corpus_dir: Path, tmp_path: Path, small_groups: None) -> None:
+def test_tokens_are_the_audio(corpus_dir: Path, tmp_path: Path) -> None:
     dataset = _prepare(corpus_dir, tmp_path / "data")
     assert dataset.vocab_size == 256
     assert dataset.modality == {
@@ -65,9 +65,7 @@ def test_tokens_are_the_audio(corpus_dir: Path, tmp_path: Path, small_groups: No
     assert len(names) == 12
 
 
-def test_the_pool_gives_the_same_bytes(
-    corpus_dir: Path, tmp_path: Path, small_groups: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pool_gives_the_same_bytes(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _prepare(corpus_dir, tmp_path / "inline")
     monkeypatch.setattr(workers, "_MIN_POOL_BYTES", 0)
     _prepare(corpus_dir, tmp_path / "pool", DataConfig(num_workers=2))
@@ -160,9 +158,7 @@ def test_a_file_on_which_decoding_dies_once_is_used(
     assert len(tried) == 13 and not any("refused" in record for record in dataset.sources["files"].values())
 
 
-def test_added_files_alone_are_decoded(
-    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str]
-) -> None:
+def test_added_files_alone_are_decoded(corpus_dir: Path, tmp_path: Path, decoded: list[str]) -> None:
     first = _prepare(corpus_dir, tmp_path / "data")
     before = content(tmp_path / "data" / "shards")
     decoded.clear()
@@ -175,7 +171,7 @@ def test_added_files_alone_are_decoded(
     assert "train/added.flac" in second.open_split("train").names
 
 
-def test_changed_and_removed_files(corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str]) -> None:
+def test_changed_and_removed_files(corpus_dir: Path, tmp_path: Path, decoded: list[str]) -> None:
     first = _prepare(corpus_dir, tmp_path / "data")
     files = first.sources["files"]
     victims = {files["train/clip0.wav"]["shard"], files["train/clip7.wav"]["shard"]}
@@ -200,7 +196,7 @@ def test_changed_and_removed_files(corpus_dir: Path, tmp_path: Path, small_group
 
 
 def test_damaged_and_lost_shards_are_made_again(
-    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str], capsys: pytest.CaptureFixture[str]
+    corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Preparing again is what every message about damaged tokens advises."""
     dataset = _prepare(corpus_dir, tmp_path / "data")
@@ -220,7 +216,6 @@ def test_damaged_and_lost_shards_are_made_again(
 def test_finished_groups_are_not_decoded_again(
     corpus_dir: Path,
     tmp_path: Path,
-    small_groups: None,
     decoded: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -382,7 +377,7 @@ def test_paths_that_cannot_be_used_are_explained(corpus_dir: Path, tmp_path: Pat
 
 def test_a_full_disk_is_explained_and_survived(corpus_dir: Path, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
         with pytest.raises(UserError, match=r"cannot write .*: the file would exceed the size limit"):
             _prepare(corpus_dir, tmp_path / "data")
@@ -393,8 +388,8 @@ def test_a_full_disk_is_explained_and_survived(corpus_dir: Path, tmp_path: Path)
     assert content(tmp_path / "data") == content(tmp_path / "fresh")
 
 
-def test_the_demo_speech_prepares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = prepare(demo_speech_dir(), tmp_path / "data")
+def test_the_demo_speech_prepares(tmp_path: Path) -> None:
+    dataset = _prepare(demo_speech_dir(), tmp_path / "data")
     seconds = {split: dataset.open_split(split).num_tokens / 24_000 for split in SPLITS}
     assert {split: len(dataset.open_split(split)) for split in SPLITS} == {"train": 29, "valid": 5, "test": 5}
     assert 110 < seconds["train"] < 140 and 14 < seconds["valid"] < 16 and 19 < seconds["test"] < 22
