@@ -12,8 +12,10 @@ from sklearn.covariance import ledoit_wolf
 from waveform.quality.clip import Clip
 from waveform.runs.statistics import students_t
 
+Statistic = Callable[[Sequence[Clip]], float | None]  # None: there is nothing to measure
+
 _TRIALS = 50  # draws of as many real clips, for what they get by chance
-_ANY, _POSITIVE, _SHARE, _SCORE = (-np.inf, np.inf), (0.0, np.inf), (0.0, 1.0), (1.0, 5.0)  # where a figure can lie
+_BOUNDS = {"share": (0.0, 1.0), "1 to 5": (1.0, 5.0), "dBFS": (-np.inf, np.inf)}  # of figures, by unit; others: 0, inf
 
 
 @dataclass(frozen=True)
@@ -54,40 +56,33 @@ class Quality:
 
 def figures_of(clips: Sequence[Clip], reference: Sequence[Clip]) -> list[Figure]:
     """Every figure of `clips`; distances are to `reference`, other real clips."""
-    measured: list[tuple[str, str, tuple[float, float], Callable[[Sequence[Clip]], float | None]]] = [
-        ("Frechet distance", "dB^2", _POSITIVE, partial(_frechet, reference)),
-        ("pitch, distance", "semitones", _POSITIVE, partial(_distance, "semitones", reference)),
-        ("level, distance", "dB", _POSITIVE, partial(_distance, "level_db", reference)),
-        ("mean pitch", "Hz", _POSITIVE, _mean_pitch),
-        ("spread of pitch", "semitones", _POSITIVE, partial(_over_frames, np.std, "semitones")),
-        ("mean level", "dBFS", _ANY, partial(_over_frames, np.mean, "level_db")),
-        ("spread of level", "dB", _POSITIVE, partial(_over_frames, np.std, "level_db")),
-        ("frames with pitch", "share", _SHARE, partial(_mean, "voiced")),
-        ("silent frames", "share", _SHARE, partial(_mean, "silent")),
-        ("clipped samples", "share", _SHARE, partial(_mean, "clipped")),
-        ("ends in silence", "share", _SHARE, partial(_mean, "ends_silent")),
-        ("ends in noise", "share", _SHARE, partial(_mean, "ends_noisy")),
+    measured: list[tuple[str, str, Statistic]] = [
+        ("Frechet distance", "dB^2", partial(_frechet, reference)),
+        ("pitch, distance", "semitones", partial(_distance, "semitones", reference)),
+        ("level, distance", "dB", partial(_distance, "level_db", reference)),
+        ("mean pitch", "Hz", _mean_pitch),
+        ("spread of pitch", "semitones", partial(_over_frames, np.std, "semitones")),
+        ("mean level", "dBFS", partial(_over_frames, np.mean, "level_db")),
+        ("spread of level", "dB", partial(_over_frames, np.std, "level_db")),
+        ("frames with pitch", "share", partial(_mean, "voiced")),
+        ("silent frames", "share", partial(_mean, "silent")),
+        ("clipped samples", "share", partial(_mean, "clipped")),
+        ("ends in silence", "share", partial(_mean, "ends_silent")),
+        ("ends in noise", "share", partial(_mean, "ends_noisy")),
+        *((name, "1 to 5", partial(_opinion, name)) for name in clips[0].opinions),
     ]
-    measured += [(name, "1 to 5", _SCORE, partial(_opinion, name)) for name in clips[0].opinions]
-    return [jackknife(name, unit, clips, statistic, bounds=bounds) for name, unit, bounds, statistic in measured]
+    return [jackknife(name, unit, clips, statistic) for name, unit, statistic in measured]
 
 
-def jackknife(
-    name: str,
-    unit: str,
-    clips: Sequence[Clip],
-    statistic: Callable[[Sequence[Clip]], float | None],
-    *,
-    bounds: tuple[float, float] = _ANY,
-) -> Figure:
+def jackknife(name: str, unit: str, clips: Sequence[Clip], statistic: Statistic) -> Figure:
     """A statistic of at least two clips, with its interval, which ends at the least and the greatest possible value."""
     value = statistic(clips)
     without = [statistic([*clips[:i], *clips[i + 1 :]]) for i in range(len(clips))]
     if value is None or None in without:
         return Figure(name, unit, value, None, None)
-    num = len(clips)
+    num, (least, greatest) = len(clips), _BOUNDS.get(unit, (0.0, np.inf))
     half = float(students_t(num) * np.sqrt((num - 1) * np.var(np.array(without, dtype=np.float64))))
-    return Figure(name, unit, value, max(bounds[0], value - half), min(bounds[1], value + half))
+    return Figure(name, unit, value, max(least, value - half), min(greatest, value + half))
 
 
 def frechet_by_chance(reference: Sequence[Clip], *, num: int, seed: int) -> Figure:
