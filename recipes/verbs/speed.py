@@ -10,13 +10,12 @@ import torch
 from recipes.studies.report import as_table
 from recipes.text import load
 from recipes.verbs.sweep import numbers_from
-from waveform.analyses.state_reuse import fresh_state, read_windows, seconds_per_token
+from waveform.analyses.state_reuse import ROUNDS, fresh_state, read_windows, seconds_per_token
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.panels import panels
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length -> times slower: 64 layers against 24, one GPU
-_ROUNDS = 5
 
 
 def speed(
@@ -50,7 +49,7 @@ def speed(
     ]
     print(as_table(rows, f"one row, {entries[0]['device']}; one model both times"))
     threads = torch.get_num_threads()
-    figures = {"run": str(run_dir), "rows": 1, "rounds": _ROUNDS, "num_threads": threads, "contexts": entries}
+    figures = {"run": str(run_dir), "rows": 1, "rounds": ROUNDS, "num_threads": threads, "contexts": entries}
     write_json(json_file, figures)
     if plot_file is not None:
         with panels(plot_file, 1, size=(6, 4), dpi=150) as (axes,):
@@ -79,7 +78,7 @@ def _measure(run_dir: Path | str, length: int, *, device: str | None) -> dict[st
         full = read(tokens[:, :length], empty, num_scored=1)
         anew = partial(read_windows, plain.model, tokens[:, :length], fresh, window=length, num_scored=1)
         carried = partial(read, tokens[:, length:], full, num_scored=window)
-        seconds = seconds_per_token({"carried": (carried, window), "anew": (anew, 1)}, rounds=_ROUNDS)
+        seconds = seconds_per_token({"carried": (carried, window), "anew": (anew, 1)})
     return {
         "context": length,
         "window": window,

@@ -85,7 +85,7 @@ def test_state_reuse_is_measured(name: str) -> None:
     # conv: 4 + 4 + 2 x 4; Transformer-XL: 4 + 6; WaveNet: 1 + 2 x 2 x (1 + 2 + 4).
     expected = {"compressive_transformer": 16, "transformer_xl": 10, "wavenet": 29}[name]
     assert optional_parts(model).receptive_field == expected
-    figures = state_reuse_speed(model, vocab_size=laws.VOCAB_SIZE, window=case.window, device=CPU, rounds=9)
+    figures = state_reuse_speed(model, vocab_size=laws.VOCAB_SIZE, window=case.window, device=CPU)
     assert expected - case.window <= figures["context_tokens"] < expected
     seconds = figures["seconds_per_token"]
     assert 0 < seconds["carried"] < seconds["anew_for_each_token"]

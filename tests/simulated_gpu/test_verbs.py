@@ -5,7 +5,6 @@ What the figures are means nothing here; that each verb comes to its end does.
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ from recipes.studies.catalogue import Study
 from recipes.studies.curves import ByDistance
 from recipes.verbs import study
 from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu, without_gpu
-from waveform.analyses import analyse
+from waveform.analyses import state_reuse
 from waveform.benchmarks import sampling, timing, training
 from waveform.benchmarks.child import Job
 from waveform.benchmarks.model import measure_model
@@ -57,7 +56,7 @@ def open_gpu() -> Iterator[SimulatedGpu]:
     with simulated_gpu() as gpu, pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "_layers", and_few)
         patch.setattr(linear_prediction, "lattice", lambda r: F.pad(lattice(r[..., :4, :4]), (order - 3, 0)))
-        patch.setattr(analyse, "state_reuse_speed", partial(analyse.state_reuse_speed, rounds=1))
+        patch.setattr(state_reuse, "ROUNDS", 1)
         for module in (training, timing, sampling):
             patch.setattr(module, "MAX_REPEATS", 1)
         patch.setattr(sampling, "_STEPS_S", 0.0)

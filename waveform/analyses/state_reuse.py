@@ -16,13 +16,13 @@ import torch
 
 from waveform.engine.interface import SequenceModel, State, optional_parts
 
-_ROUNDS = 5
+ROUNDS = 5  # of timing, in which all ways take turns
 
 
-def seconds_per_token(ways: Mapping[str, tuple[Callable[[], Any], int]], *, rounds: int) -> dict[str, float]:
-    """Time each way, a call and how many tokens it scores: medians over `rounds` in which all take turns."""
+def seconds_per_token(ways: Mapping[str, tuple[Callable[[], Any], int]]) -> dict[str, float]:
+    """Time each way, a call and how many tokens it scores: medians over `ROUNDS`."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(rounds + 1):
+    for i in range(ROUNDS + 1):
         for name, (run, scored) in ways.items():
             began = time.perf_counter()
             run()
@@ -46,10 +46,8 @@ def read_windows(model: SequenceModel, tokens: torch.Tensor, state: State, *, wi
 
 
 @torch.inference_mode()
-def state_reuse_speed(
-    model: SequenceModel, *, vocab_size: int, window: int, device: torch.device, rounds: int = _ROUNDS
-) -> dict[str, Any]:
-    """Measure seconds per scored token with and without carried state, in one row: medians of `rounds`, interleaved.
+def state_reuse_speed(model: SequenceModel, *, vocab_size: int, window: int, device: torch.device) -> dict[str, Any]:
+    """Measure seconds per scored token with and without carried state, in one row.
 
     Tokens are random: the time does not depend on them.
     """
@@ -68,14 +66,14 @@ def state_reuse_speed(
         "anew_for_each_window": (partial(read, tokens, fresh, num_scored=window), window),
         "anew_for_each_token": (partial(read, tokens[:, window:], fresh, num_scored=1), 1),
     }
-    medians = seconds_per_token(ways, rounds=rounds)
+    medians = seconds_per_token(ways)
     return {
         "context_tokens": context,
         "window": window,
         "seconds_per_token": medians,
         "speedup_over_each_window": medians["anew_for_each_window"] / medians["carried"],
         "speedup_over_each_token": medians["anew_for_each_token"] / medians["carried"],
-        "rounds": rounds,
+        "rounds": ROUNDS,
         "rows": 1,
         "device": str(device),
         "num_threads": torch.get_num_threads(),
