@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from waveform.cli import main
+from tests.calling import cli, mistake
 from waveform.report_page.ratings import rate
 from waveform.system.errors import UserError
 
@@ -35,11 +35,10 @@ def test_listeners_are_averaged_before_sounds(tmp_path: Path, capsys: pytest.Cap
 
 def test_the_command_takes_ratings_instead_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "1.json", [("\x1b[31mct", 0, 4)])
-    assert main(["report", "--ratings", str(path)]) == 0
+    cli("report", "--ratings", path)
     printed = capsys.readouterr().out
     assert "\\x1b[31mct" in printed and "\x1b" not in printed  # a name must not steer the terminal
-    assert main(["report"]) == 2
-    assert "name at least one run folder" in capsys.readouterr().err
+    assert "name at least one run folder" in mistake(["report"], capsys)
 
 
 @pytest.mark.parametrize(
