@@ -116,27 +116,13 @@ class Points:
                         self.point(f"half a line of {Path(os.fsdecode(file)).name}", cut)
                         return int(write(text))
 
-                    return _Appended(result, half)
+                    result.write = half
             return result
 
         module.open = opened
 
 
 Work: TypeAlias = Callable[[Points], int | None]  # what a child does; it may make more points
-
-
-class _Appended:
-    def __init__(self, file: Any, write: Callable[[str], int]) -> None:
-        self._file, self.write = file, write
-
-    def __enter__(self) -> "_Appended":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 def fork(work: Callable[[], int | None], *, output: Path | None = None) -> int:

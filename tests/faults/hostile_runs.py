@@ -174,13 +174,18 @@ def _newest(place: Path) -> Path:
     return place / "run" / "checkpoints" / "step_00000004"
 
 
-def _link_all(place: Path, secret: Path, pattern: str, *, target: Path | None = None) -> None:
-    for path in sorted((place / "run").glob(pattern)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-        path.symlink_to(target or secret / "file")
+def _links(pattern: str, *, to: str = "file") -> Callable[[Path, Path], None]:
+    """Replace what matches in a run by links to something in the folder outside it, or to an absolute path."""
+
+    def attack(place: Path, secret: Path) -> None:
+        for path in sorted((place / "run").glob(pattern)):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            path.symlink_to(secret / to)
+
+    return attack
 
 
 def _link_marker(place: Path, secret: Path) -> None:
@@ -228,20 +233,16 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     "data of the system": lambda p, s: edit_config(p / "run", lambda c: c["dataset"].update(path="/dev")),
     "data is a file": lambda p, s: edit_config(p / "run", lambda c: c["dataset"].update(path=str(s / "file"))),
     "marker names a file elsewhere": _link_marker,
-    "checkpoint files are links": lambda p, s: _link_all(p, s, "checkpoints/*/*.safetensors"),
-    "markers are links": lambda p, s: _link_all(p, s, "checkpoints/*/complete.json"),
-    "progress is a link to /dev/zero": lambda p, s: _link_all(
-        p, s, "checkpoints/*/progress.json", target=Path("/dev/zero")
-    ),
-    "weights are a link to /dev/zero": lambda p, s: _link_all(
-        p, s, "checkpoints/*/model.safetensors", target=Path("/dev/zero")
-    ),
-    "config is a link": lambda p, s: _link_all(p, s, "config.yaml"),
-    "metrics are a link": lambda p, s: _link_all(p, s, "metrics.jsonl"),
-    "metrics are a link to nothing": lambda p, s: _link_all(p, s, "metrics.jsonl", target=s / "new"),
-    "the lock is a link": lambda p, s: _link_all(p, s, ".train.lock"),
-    "checkpoints are a link": lambda p, s: _link_all(p, s, "checkpoints", target=s),
-    "tensorboard is a link": lambda p, s: _link_all(p, s, "tensorboard", target=s),
+    "checkpoint files are links": _links("checkpoints/*/*.safetensors"),
+    "markers are links": _links("checkpoints/*/complete.json"),
+    "progress is a link to /dev/zero": _links("checkpoints/*/progress.json", to="/dev/zero"),
+    "weights are a link to /dev/zero": _links("checkpoints/*/model.safetensors", to="/dev/zero"),
+    "config is a link": _links("config.yaml"),
+    "metrics are a link": _links("metrics.jsonl"),
+    "metrics are a link to nothing": _links("metrics.jsonl", to="new"),
+    "the lock is a link": _links(".train.lock"),
+    "checkpoints are a link": _links("checkpoints", to="."),
+    "tensorboard is a link": _links("tensorboard", to="."),
     "shards above": _shards_elsewhere(lambda secret: f"../../{secret.name}/file"),
     "shards by an absolute path": _shards_elsewhere(lambda secret: str(secret / "file")),
     "shards of the system": _shards_elsewhere(lambda secret: "/dev/zero"),
