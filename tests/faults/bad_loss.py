@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.engine.conftest import write_utterances
 from tests.engine.test_trainer import assert_bitwise_equal, everything
 from tests.engine.training import small_trainer
 from tests.faults.fault import fault
@@ -20,7 +21,7 @@ from waveform.engine import checkpoint, nonfinite
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.interface import reset_rows
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.shards import Shard
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
@@ -43,19 +44,16 @@ class _BadGradient(torch.autograd.Function):
         return gradient * math.nan
 
 
-def poisoned_tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, int]:
-    """Write utterances, one of them poisoned; return the set, that utterance's name and the poison's position in it."""
+def poisoned_tokens(path: Path, source: random.Random) -> tuple[str, int]:
+    """Write utterances, one of them poisoned; return that utterance's name and the poison's position in it."""
     lengths = [source.randrange(20, 80) for _ in range(10)]
     bad = source.randrange(len(lengths))
     position = source.randrange(lengths[bad])
     numbers = np.random.default_rng(source.randrange(1 << 30))
-    with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
-        for i, length in enumerate(lengths):
-            values = numbers.integers(0, POISON, length)
-            if i == bad:
-                values[position] = POISON
-            writer.write(f"utterance_{i:03d}", [values])
-    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE), f"utterance_{bad:03d}", position
+    utterances = [numbers.integers(0, POISON, length) for length in lengths]
+    utterances[bad][position] = POISON
+    write_utterances(path, utterances)
+    return f"utterance_{bad:03d}", position
 
 
 def plant(learner: TokenLearner, kind: str) -> None:
@@ -223,7 +221,7 @@ def check_finite(kept: Checkpoint | None) -> None:
 
 
 def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: str) -> int:
-    _, utterance, position = poisoned_tokens(folder / "shard", source)
+    utterance, position = poisoned_tokens(folder / "shard", source)
     case = {"model": (name, next(iter(CONFIGS[name]))), "kind": kind, "tokens": folder / "shard", "late": False}
     case["options"] = {"state": mode, "max_steps": _STEPS, "decay_steps": _STEPS, "evaluate_tokens": 0}
     case["options"] |= {"checkpoint_every": 1, "keep_checkpoints": 2 * _STEPS}

@@ -67,7 +67,7 @@ def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]
         if kind == "state" and name == "wavenet":
             name, fields = _MODELS[0]  # WaveNet embeds by a convolution
         shard = folder / f"tokens_{attempt}"
-        _, utterance, position = bad_loss.poisoned_tokens(shard, source)
+        utterance, position = bad_loss.poisoned_tokens(shard, source)
         case: dict[str, Any] = {"model": (name, fields), "kind": kind, "tokens": shard, "utterance": utterance}
         case["late"] = source.random() < 0.3
         case["options"] = {
