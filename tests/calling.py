@@ -88,12 +88,6 @@ def interrupt_training(monkeypatch: pytest.MonkeyPatch, *, at: int) -> list[int]
     return made
 
 
-def content(folder: Path) -> dict[str, bytes | None]:
-    """What every file under a folder holds; None for each folder."""
-    paths = sorted(folder.rglob("*"))
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
-
-
 def config_of(run: Path) -> dict[str, Any]:
     """What the config.yaml of a run says."""
     config: dict[str, Any] = yaml.safe_load((run / "config.yaml").read_text())

@@ -20,7 +20,8 @@ import torch
 
 import waveform
 from recipes.cli import main as recipes
-from tests.calling import MODELS, cli, content, figures_of, mistake, prepared_tones, settings, write_tones
+from tests.calling import MODELS, cli, figures_of, mistake, prepared_tones, settings, write_tones
+from tests.content import content
 from tests.faults.small_runs import TEXT_SETTINGS, make_text_run
 from tests.ranks.run_ranks import command_on_ranks
 from waveform import domain

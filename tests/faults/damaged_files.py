@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from recipes.cli import main as recipes
-from tests.calling import content
+from tests.content import content
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import fault
 from tests.faults.small_runs import AGENT_SETTINGS, SETTINGS, TEXT_SETTINGS, restored, whole

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.cli import main as recipes
-from tests.calling import content
+from tests.content import content
 from tests.faults import forkserver
 from tests.faults.calling import call
 from tests.faults.disks import PAGE, SmallDisk

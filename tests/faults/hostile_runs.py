@@ -29,7 +29,7 @@ import torch
 import yaml
 
 from recipes.cli import main as recipes
-from tests.calling import content
+from tests.content import content
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import fault

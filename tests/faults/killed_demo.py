@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.calling import content
+from tests.content import content
 from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points

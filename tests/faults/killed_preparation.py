@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.calling import content
+from tests.content import content
 from tests.faults import forks
 from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points

@@ -9,7 +9,7 @@ from typing import Any
 
 import soundfile
 
-from tests.calling import content
+from tests.content import content
 from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
