@@ -573,30 +573,3 @@ def check_labels_begin_at_zero(case: Case) -> None:
     assert not labelled.pop("label_embedding.table").any()
     assert plain.keys() == labelled.keys() and drawn[0] == drawn[1]
     assert all(torch.equal(labelled[name], value) for name, value in plain.items())
-
-
-# Training never waits for an accelerator
-
-
-def reads_no_values(case: Case) -> bool:
-    """Textbook attention reads which distances are equal, adaptive heads how many rows a cluster has."""
-    textbook = case.fields.get("attention") == "reference" or case.fields.get("clamp_len")
-    return not textbook and case.fields.get("head") != "adaptive"
-
-
-def check_never_waits(case: Case) -> None:
-    """Forward and backward read nothing from the device: they run even on a device without values.
-
-    Rows at the same place and at different places, across window boundaries, resets and auxiliary losses.
-    """
-    device = torch.device("meta")
-    model = case.build().to(device)
-    fresh = model.init_state(_BATCH, device=device, dtype=torch.float64)
-    state = fresh
-    for i, length in enumerate([case.window] * 4 + [1, case.window, 2 * case.window + 1]):
-        if i in (2, 5):
-            state = interface.reset_rows(state, fresh, torch.arange(_BATCH) == 1)
-        tokens = interface.to_device(case.tokens(length), device)
-        hidden, state, aux = model(tokens, state)
-        (model.head.nll(hidden, tokens).sum() + sum(loss.sum() for loss in aux.values())).backward()
-    assert hidden.device == device

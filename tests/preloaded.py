@@ -2,9 +2,10 @@
 
 Torch and numba import some of it at its first use only, in every process anew: torch.compile with the first optimiser
 (two seconds), the compiler's tables of functions with the first kernel (one). Hydra takes a tenth of a second for each
-choice of groups.
+choice of groups. And each time that a case collects garbage, it would look at all of this (0.3 seconds): it is frozen.
 """
 
+import gc
 import importlib
 
 from numba.core.registry import cpu_target
@@ -31,3 +32,5 @@ figures._SPEED_SECONDS = 0.01  # as in tests/conftest.py, which the cases do not
 for _choices in ([], ["model=compressive_transformer"]):
     compose_speech(_choices)
 compose_agent("object_matching", ["preset=smoke"])
+gc.collect()
+gc.freeze()

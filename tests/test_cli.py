@@ -22,6 +22,7 @@ from pytest import MonkeyPatch
 import waveform
 from recipes.cli import main as recipes
 from tests.calling import MODELS, Capsys, cli, figures_of, mistake, prepared_tones, settings, write_tones
+from tests.content import content
 from tests.faults.small_runs import TEXT_SETTINGS, make_text_run
 from tests.ranks.run_ranks import command_on_ranks
 from waveform import domain
@@ -119,7 +120,7 @@ def test_evaluate_with_longer_memory(place: Path, tmp_path: Path) -> None:
 
 def test_dynamic_evaluation_is_reported_separately(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     run = place / "compressive_transformer"
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = content(run)
     plain = waveform.evaluate(run, show_progress=False)
     options = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
     figures = figures_of(tmp_path / "e.json", "evaluate", run, *options)
@@ -128,7 +129,7 @@ def test_dynamic_evaluation_is_reported_separately(place: Path, tmp_path: Path, 
     assert dynamic["optimiser"] == "adam" and dynamic["lr"] == 1e-3
     assert dynamic["nats_per_token"] < plain["nats_per_token"] - 0.1  # six steps of training left much to learn
     assert f"{dynamic['nats_per_token']:.4f} nats" in capsys.readouterr().out
-    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert before == content(run)
 
 
 @pytest.mark.slow
@@ -157,7 +158,7 @@ def test_compare(place: Path, tmp_path: Path, capsys: Capsys) -> None:
 
 def test_analyse_a_group(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = ["analyse", *(place / model for model in MODELS), "--tokens", 8000]
-    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    before = content(place)
     capsys.readouterr()
     figures = figures_of(tmp_path / "new" / "a.json", *command, "--plot", tmp_path / "new" / "a.png")
     out = capsys.readouterr().out
@@ -176,7 +177,7 @@ def test_analyse_a_group(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     context = figures["effective_context"]
     assert context["step"] == 64 and all(len(results) == 3 for results in context["by_ratio"].values())
     assert all(run["state_reuse"]["speedup_over_each_token"] > 1 for run in figures["runs"])
-    assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert before == content(place)
 
 
 def test_analyse_reports_too_little_data(place: Path, tmp_path: Path, capsys: Capsys) -> None:

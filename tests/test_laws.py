@@ -41,11 +41,6 @@ def test_task_loss_alone_trains_the_compressor(case: laws.Case) -> None:
     laws.check_task_loss_alone(case)
 
 
-@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if laws.reads_no_values(case)]))
-def test_training_never_waits_for_the_device(case: laws.Case) -> None:
-    laws.check_never_waits(case)
-
-
 @with_labels
 def test_a_label_is_added_until_the_next(case: laws.Case) -> None:
     laws.check_labels(case)

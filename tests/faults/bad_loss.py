@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.engine.conftest import write_utterances
 from tests.engine.test_trainer import assert_bitwise_equal, everything
 from tests.engine.training import small_trainer
 from tests.faults.fault import fault
 from tests.laws import CONFIGS, VOCAB_SIZE
-from waveform.engine import checkpoint
+from waveform.engine import checkpoint, nonfinite
+from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.interface import reset_rows
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.shards import Shard
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
+from waveform.ranks.distributed import World
 
 POISON = VOCAB_SIZE - 1  # the token that a single utterance contains, once
 _STEPS = 12
@@ -40,19 +44,16 @@ class _BadGradient(torch.autograd.Function):
         return gradient * math.nan
 
 
-def poisoned_tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, int]:
-    """Write utterances, one of them poisoned; return the set, that utterance's name and the poison's position in it."""
+def poisoned_tokens(path: Path, source: random.Random) -> tuple[str, int]:
+    """Write utterances, one of them poisoned; return that utterance's name and the poison's position in it."""
     lengths = [source.randrange(20, 80) for _ in range(10)]
     bad = source.randrange(len(lengths))
     position = source.randrange(lengths[bad])
     numbers = np.random.default_rng(source.randrange(1 << 30))
-    with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
-        for i, length in enumerate(lengths):
-            values = numbers.integers(0, POISON, length)
-            if i == bad:
-                values[position] = POISON
-            writer.write(f"utterance_{i:03d}", [values])
-    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE), f"utterance_{bad:03d}", position
+    utterances = [numbers.integers(0, POISON, length) for length in lengths]
+    utterances[bad][position] = POISON
+    write_utterances(path, utterances)
+    return f"utterance_{bad:03d}", position
 
 
 def plant(learner: TokenLearner, kind: str) -> None:
@@ -114,62 +115,136 @@ def _read_only(learner: TokenLearner) -> int:
     return chunk.num_scored
 
 
-def say(action: Any) -> str:
+def train(trainer: Trainer) -> tuple[str, str]:
+    """Train; return what was printed and the error that ended it, if any."""
     with contextlib.redirect_stderr(io.StringIO()) as printed:
-        action()
-    return printed.getvalue()
+        try:
+            trainer.run()
+        except Diverged as error:
+            return printed.getvalue(), str(error)
+    return printed.getvalue(), ""
+
+
+def trainer_of(case: dict[str, Any], run: Path, world: World | None = None, **more: Any) -> Trainer:
+    """A trainer of a case: its `model`, on `tokens`, with `options`; without what is to go wrong, its `kind`."""
+    name, fields = case["model"]
+    tokens = TokenSet([Shard(case["tokens"])], vocab_size=VOCAB_SIZE)
+    return small_trainer(name, tokens, run, world=world, fields=CONFIGS[name][fields], **{**case["options"], **more})
+
+
+def poisoned(case: dict[str, Any], run: Path, world: World | None = None, **more: Any) -> Trainer:
+    """The same with what is to go wrong, by the poison among its tokens."""
+    trainer = trainer_of(case, run, world, **more)
+    plant(trainer.learner, case["kind"])
+    return trainer
+
+
+def stop_and_skip(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
+    """Train so that it stops; then so that it skips; then that again, cut right after the first skipped update.
+
+    That one is of the steps from `first` to `cut`. late: the first looks as on a GPU, only when figures are logged or
+    a checkpoint is due. Returns what the first said, and all that the second came to.
+    """
+    stopping = poisoned(case, folder / "stop", world)
+    if case["late"]:
+        stopping.learner.finite.looks_at_once = lambda: False
+    _, stopped = train(stopping)
+
+    reset: list[list[int]] = []
+    usual = nonfinite.reset_rows
+
+    def noting(state: Any, fresh: Any, rows: Tensor) -> Any:
+        reset.append([world.rank * len(rows) + row for row in rows.nonzero()[:, 0].tolist()])
+        return usual(state, fresh, rows)
+
+    nonfinite.reset_rows = noting
+    skipping = poisoned(case, folder / "skip", world, on_nonfinite="skip")
+    printed, error = train(skipping)
+    nonfinite.reset_rows = usual
+    assert not error, error
+    steps = [int(step) for step in re.findall(r"step (\d+) is skipped", printed)]
+
+    whole = everything(skipping)
+    train(poisoned(case, folder / "parts", world, on_nonfinite="skip", max_steps=case["cut"]))
+    torch.manual_seed(99)
+    rest = poisoned(case, folder / "parts", world, on_nonfinite="skip")
+    assert (rest.learner.step, rest.learner.finite.skipped) == (case["cut"], case["cut"] - case["first"])
+    train(rest)
+    assert_bitwise_equal(everything(rest), whole)
+    finite = skipping.learner.finite
+    skipped = (finite.skipped, finite.consecutive_skips)
+    return {"stopped": stopped, "steps": steps, "reset": reset, "printed": printed, "skipped": skipped, **whole}
+
+
+def give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
+    """Skip while losses, or weights, are bad on the rank `rank` from the step `at` on; return how it ended."""
+    trainer = trainer_of(case, folder / "give_up", world, on_nonfinite="skip", max_skipped=case["limit"])
+    learner = trainer.learner
+    update, nll = learner.update, learner.model.head.nll
+    bad_rank, at = case["rank"] == world.rank, case["at"]
+
+    def update_with_bad_weights() -> Any:
+        if bad_rank and learner.step == at:
+            parameter = next(iter(learner.module.parameters())).data
+            getattr(parameter, "_local_tensor", parameter).fill_(math.nan)
+        return update()
+
+    def bad_nll(hidden: Tensor, targets: Tensor) -> Tensor:
+        return nll(hidden, targets) * (math.inf if bad_rank and learner.step >= at else 1)
+
+    if case["kind"] == "weights":
+        learner.update = update_with_bad_weights
+    else:
+        learner.model.head.nll = bad_nll
+    printed, error = train(trainer)
+    num_said = printed.count("is skipped")
+    return {"error": error, "num_skipped": learner.finite.skipped, "num_said": num_said, "step": learner.step}
+
+
+def check_given_up(case: dict[str, Any], ranks: list[dict[str, Any]], folder: Path) -> None:
+    """Check that every rank gave up for the right reason, that the first said so, and that good weights are saved."""
+    num_skipped = 0 if case["kind"] == "weights" else case["limit"]
+    at = case["at"] + num_skipped
+    why = "the weights are not finite" if case["kind"] == "weights" else f"train.max_skipped is {case['limit']}"
+    for of in ranks:
+        assert f"not finite at step {at}," in of["error"] and why in of["error"], (case, of)
+        assert (of["num_skipped"], of["step"]) == (num_skipped, at), (case, of)
+    assert ranks[0]["num_said"] == num_skipped, (case, ranks[0])
+    kept = checkpoint.newest(folder / "give_up")
+    assert kept is not None and kept.step == at, (case, kept)
+    check_finite(kept)
+
+
+def check_finite(kept: Checkpoint | None) -> None:
+    """Check that the weights of a checkpoint, if there is one, are finite."""
+    assert kept is None or all(torch.isfinite(value).all() for value in kept.model_weights().values()), kept
 
 
 def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: str) -> int:
-    tokens, utterance, position = poisoned_tokens(folder / "shard", source)
-    options: dict[str, Any] = {"state": mode, "max_steps": _STEPS, "checkpoint_every": 1, "evaluate_tokens": 0}
-    options |= {"keep_checkpoints": 2 * _STEPS, "decay_steps": _STEPS}
-
-    def trainer(run: str, **more: Any) -> Trainer:
-        made = small_trainer(name, tokens, folder / run, fields=CONFIGS[name][_FIELDS[name]], **options, **more)
-        if run != "reference":
-            plant(made.learner, kind)
-        return made
-
-    reference = trainer("reference")
+    utterance, position = poisoned_tokens(folder / "shard", source)
+    case = {"model": (name, next(iter(CONFIGS[name]))), "kind": kind, "tokens": folder / "shard", "late": False}
+    case["options"] = {"state": mode, "max_steps": _STEPS, "decay_steps": _STEPS, "evaluate_tokens": 0}
+    case["options"] |= {"checkpoint_every": 1, "keep_checkpoints": 2 * _STEPS}
+    reference = trainer_of(case, folder / "reference")
     bad = bad_steps(reference.learner, utterance, position, kind, steps=_STEPS)
     if not bad:
         return 0
     expected, first = _reference(reference, bad, kind), min(bad)
+    came_to = stop_and_skip(case | {"first": first, "cut": first + 1}, folder, World())
 
     # stop: it says in which step and row, and keeps the last good checkpoint.
-    stopping, printed = trainer("stop"), ""
-    try:
-        stopping.run()
-    except Diverged as error:
-        printed = str(error)
-    assert f"not finite at step {first}" in printed, (printed, bad)
-    assert kind == "gradient" or (f"row {bad[first][0]} " in printed and utterance in printed), (printed, bad)
+    stopped, printed = came_to["stopped"], came_to["printed"]
+    assert f"not finite at step {first}," in stopped, (stopped, bad)
+    assert kind == "gradient" or (f"row {bad[first][0]} " in stopped and utterance in stopped), (stopped, bad)
     kept = checkpoint.newest(folder / "stop")
-    assert (kept.step if kept else 0) == first and (kept is None) == ("none was saved yet" in printed), printed
-    assert kept is None or all(torch.isfinite(w).all() for w in kept.model_weights().values())
+    assert (kept.step if kept else 0) == first and (kept is None) == ("none was saved yet" in stopped), stopped
+    check_finite(kept)
 
-    # skip: exactly as if the step's update had not been made, and also if the run is cut right after it.
-    skipping = trainer("skip", on_nonfinite="skip")
-    printed = say(skipping.run)
-    assert_bitwise_equal(everything(skipping), expected)
-    assert printed.count("is skipped") == skipping.learner.finite.skipped == len(bad), printed
-    assert f"step {first} is skipped" in printed and (kind == "gradient" or utterance in printed), printed
-    cut = {**options, "max_steps": first + 1}
-    parts = small_trainer(
-        name, tokens, folder / "parts", fields=CONFIGS[name][_FIELDS[name]], **cut, on_nonfinite="skip"
-    )
-    plant(parts.learner, kind)
-    say(parts.run)
-    torch.manual_seed(99)
-    rest = trainer("parts", on_nonfinite="skip")
-    assert rest.learner.step == first + 1 and rest.learner.finite.skipped == 1
-    say(rest.run)
-    assert_bitwise_equal(everything(rest), expected)
+    # skip: exactly as if the step's update had not been made.
+    assert_bitwise_equal({what: came_to[what] for what in expected}, expected)
+    assert came_to["steps"] == sorted(bad) and came_to["skipped"][0] == len(bad), printed
+    assert kind == "gradient" or utterance in printed, printed
     return len(bad)
-
-
-_FIELDS = {name: next(iter(cases)) for name, cases in CONFIGS.items()}
 
 
 @fault(
@@ -200,39 +275,11 @@ def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
 )
 def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     """Weights, or all losses, that are not finite from some step on: skipping gives up, and what is saved is good."""
-    tokens, _, _ = poisoned_tokens(folder / "shard", source)
-    for case in range(cases):
-        at, limit, weights = source.randrange(1, 5), source.randrange(1, 5), case % 2 == 0
-        options = {"max_steps": 50, "checkpoint_every": 1, "on_nonfinite": "skip", "max_skipped": limit}
-        trainer = small_trainer("compressive_transformer", tokens, folder / f"run_{case}", **options)
-        update, nll = trainer.learner.update, trainer.learner.model.head.nll
-
-        def poisoned(trainer: Trainer = trainer, update: Any = update, at: int = at, weights: bool = weights) -> Any:
-            if weights and trainer.learner.step == at:
-                next(iter(trainer.learner.module.parameters())).data.fill_(math.nan)
-            return update()
-
-        def bad_nll(
-            hidden: Tensor, targets: Tensor, trainer: Trainer = trainer, nll: Any = nll, at: int = at
-        ) -> Tensor:
-            return nll(hidden, targets) * (math.inf if trainer.learner.step >= at else 1)
-
-        trainer.learner.update = poisoned
-        if not weights:
-            trainer.learner.model.head.nll = bad_nll
-        printed: list[str] = []
-
-        def run(trainer: Trainer = trainer, printed: list[str] = printed) -> None:
-            try:
-                trainer.run()
-            except Diverged as error:
-                printed.append(str(error))
-
-        num_skipped = 0 if weights else limit
-        assert say(run).count("is skipped") == num_skipped
-        assert printed and f"not finite at step {at + num_skipped}" in printed[0], printed
-        assert ("the weights are not finite" if weights else f"train.max_skipped is {limit}") in printed[0], printed
-        kept = checkpoint.newest(folder / f"run_{case}")
-        assert kept is not None and kept.step == at + num_skipped
-        assert all(torch.isfinite(value).all() for value in kept.model_weights().values())
+    poisoned_tokens(folder / "shard", source)
+    case: dict[str, Any] = {"model": ("compressive_transformer", "conv"), "tokens": folder / "shard", "rank": 0}
+    case["options"] = {"max_steps": 50, "checkpoint_every": 1}
+    for number in range(cases):
+        case |= {"kind": "losses" if number % 2 else "weights"}
+        case |= {"at": source.randrange(1, 5), "limit": source.randrange(1, 5)}
+        check_given_up(case, [give_up(case, folder / str(number), World())], folder / str(number))
     return {}

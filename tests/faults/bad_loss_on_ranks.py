@@ -3,30 +3,24 @@
 import contextlib
 import io
 import itertools
-import os
 import random
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.engine.test_trainer import assert_bitwise_equal, everything
-from tests.engine.training import small_trainer
-from tests.faults import forks, forkserver
-from tests.faults.bad_loss import KINDS, bad_steps, plant, poisoned_tokens, say
+from tests.faults import bad_loss
 from tests.faults.calling import call
 from tests.faults.fault import fault
 from tests.faults.small_runs import SETTINGS, write_audio
-from tests.laws import CONFIGS, VOCAB_SIZE
+from tests.laws import CONFIGS
+from tests.ranks.run_ranks import run_ranks
 from waveform.cli import main
-from waveform.engine import checkpoint, nonfinite, token_learner
-from waveform.engine.nonfinite import Diverged
-from waveform.engine.shards import Shard
-from waveform.engine.token_set import TokenSet
-from waveform.engine.trainer import Trainer
-from waveform.ranks import distributed
+from waveform.engine import checkpoint, token_learner
 from waveform.ranks.distributed import World
 
 _ROWS, _STEPS = 4, 6
@@ -37,91 +31,6 @@ _MODELS = [
     ("compressive_transformer", "conv-no-loss"),  # BPTT
     ("compressive_transformer", "dilated-autoencode-post"),
 ]
-
-
-def _trainer(case: dict[str, Any], run: Path, world: World | None = None, **more: Any) -> Trainer:
-    """A trainer of a case, with its poison."""
-    name, fields = case["model"]
-    made = small_trainer(
-        name,
-        TokenSet([Shard(case["tokens"])], vocab_size=VOCAB_SIZE),
-        run,
-        world=world,
-        fields=CONFIGS[name][fields],
-        dtype=torch.float64,
-        **{**case["options"], **more},
-    )
-    plant(made.learner, case["kind"])
-    return made
-
-
-def _run(trainer: Trainer) -> tuple[str, str]:
-    """Train; return what was printed and the error that ended it, if any."""
-    errors: list[str] = []
-
-    def run() -> None:
-        try:
-            trainer.run()
-        except Diverged as error:
-            errors.append(str(error))
-
-    printed = say(run)
-    return printed, "".join(errors)
-
-
-def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
-    """Do all that a case asks for, on one of two ranks or, for comparison, on one process."""
-    stopping = _trainer(case, folder / "stop", world)
-    if case["late"]:  # as on a GPU, which looks only when figures are logged or a checkpoint is due
-        stopping.learner.finite.looks_at_once = lambda: False
-    _, stopped = _run(stopping)
-
-    reset: list[list[int]] = []
-    usual = nonfinite.reset_rows
-
-    def noting(state: Any, fresh: Any, rows: torch.Tensor) -> Any:
-        reset.append([world.rank * _ROWS // world.size + row for row in rows.nonzero()[:, 0].tolist()])
-        return usual(state, fresh, rows)
-
-    nonfinite.reset_rows = noting
-    skipping = _trainer(case, folder / "skip", world, on_nonfinite="skip")
-    printed, error = _run(skipping)
-    nonfinite.reset_rows = usual
-    assert not error, error
-    steps = [int(step) for step in re.findall(r"step (\d+) is skipped", printed)]
-
-    # Cut right after a skipped step, then continued.
-    whole = everything(skipping)
-    _run(_trainer(case, folder / "parts", world, on_nonfinite="skip", max_steps=case["cut"]))
-    torch.manual_seed(99)
-    rest = _trainer(case, folder / "parts", world, on_nonfinite="skip")
-    assert (rest.learner.step, rest.learner.finite.skipped > 0) == (case["cut"], True), rest.learner.step
-    _run(rest)
-    assert_bitwise_equal(everything(rest), whole)
-    finite = skipping.learner.finite
-    skipped = (finite.skipped, finite.consecutive_skips)
-    return {"stopped": stopped, "steps": steps, "reset": reset, "printed": printed, "skipped": skipped, **whole}
-
-
-def _give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
-    """Train with losses, or weights, that are bad for good on one rank."""
-    trainer = _trainer(case, folder / "give_up", world, on_nonfinite="skip", max_skipped=case["limit"])
-    learner = trainer.learner
-    update, nll = learner.update, learner.model.head.nll
-    bad_rank, at = case["rank"] == world.rank, case["at"]
-
-    def update_with_bad_weights() -> Any:
-        if bad_rank and learner.step == at:
-            parameter = next(iter(learner.module.parameters())).data
-            getattr(parameter, "_local_tensor", parameter).fill_(torch.nan)
-        return update()
-
-    if case["kind"] == "weights":
-        learner.update = update_with_bad_weights
-    else:
-        learner.model.head.nll = lambda h, t: nll(h, t) * (torch.inf if bad_rank and learner.step >= at else 1)
-    printed, error = _run(trainer)
-    return {"error": error, "num_skipped": learner.finite.skipped, "step": learner.step, "printed": printed}
 
 
 def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str]:
@@ -138,21 +47,17 @@ def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str
     return outcome.code, outcome.err
 
 
-def _rank(rank: int, ports: list[int], folder: Path, cases: list[dict[str, Any]], bad_rank: int) -> None:
-    """One rank of a job that does all cases in turn: a rank that falls out of step spoils the next case."""
-    forks.become_rank(rank, of=2, port=ports[0])
-    with distributed.job(device="cpu", timeout_s=20) as world:
-        for i, case in enumerate(cases):
-            does = _give_up if "limit" in case else _try
-            torch.save(does(case, folder / f"case_{i}", world), folder / f"case_{i}_{rank}.pt")
-    os.environ["MASTER_PORT"] = str(ports[1])
-    torch.save(_command(folder, rank=rank, bad_rank=bad_rank), folder / f"command_{rank}.pt")
-    os._exit(0)
+def _rank(cases: list[dict[str, Any]], bad_rank: int, world: World, folder: Path) -> None:
+    """Do all cases in turn as one rank: one that falls out of step spoils the next case."""
+    for i, case in enumerate(cases):
+        does = bad_loss.give_up if "limit" in case else bad_loss.stop_and_skip
+        torch.save(does(case, folder / f"case_{i}", world), folder / f"case_{i}_{world.rank}.pt")
+    torch.save(_command(folder, rank=world.rank, bad_rank=bad_rank), folder / f"command_{world.rank}.pt")
 
 
 def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]:
     """Plan cases of every kind, with and without sharding, each of which meets its poison."""
-    kinds = [(kind, how) for how in ("none", "fsdp") for kind in (*KINDS, "losses", "weights")]
+    kinds = [(kind, how) for how in ("none", "fsdp") for kind in (*bad_loss.KINDS, "losses", "weights")]
     cases: list[dict[str, Any]] = []
     for attempt in itertools.count():
         if len(cases) == num:
@@ -162,10 +67,11 @@ def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]
         if kind == "state" and name == "wavenet":
             name, fields = _MODELS[0]  # WaveNet embeds by a convolution
         shard = folder / f"tokens_{attempt}"
-        _, utterance, position = poisoned_tokens(shard, source)
+        utterance, position = bad_loss.poisoned_tokens(shard, source)
         case: dict[str, Any] = {"model": (name, fields), "kind": kind, "tokens": shard, "utterance": utterance}
         case["late"] = source.random() < 0.3
         case["options"] = {
+            "dtype": torch.float64,
             "state": source.choice(["utterance", "carry", "chunk"]),
             "sharding": how,
             "batch_size": _ROWS,
@@ -179,12 +85,13 @@ def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]
             "update_period_from": 4,
             "unroll": 2 if fields == "conv-no-loss" else 1,
         }
-        if kind in KINDS:
-            one = _trainer(case, folder / "planning")
-            case["bad"] = bad_steps(one.learner, utterance, position, kind, steps=_STEPS)
+        if kind in bad_loss.KINDS:
+            one = bad_loss.trainer_of(case, folder / "planning")
+            case["bad"] = bad_loss.bad_steps(one.learner, utterance, position, kind, steps=_STEPS)
             if not case["bad"]:
                 continue
-            case["cut"] = _next_update(case["options"], min(_updates(case)))  # right after the first bad update
+            case["first"] = min(_updates(case))
+            case["cut"] = _next_update(case["options"], case["first"])
         else:
             case |= {"limit": source.randrange(1, 4), "at": source.randrange(1, 4), "rank": source.randrange(2)}
             case["options"] |= {"update_period": 1, "checkpoint_every": 1}
@@ -225,7 +132,7 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
     first = min(bad)
     kept = checkpoint.newest(folder / "stop")
     assert (kept.step if kept else 0) == _last_saved(case, first), (name, kept)
-    assert kept is None or all(torch.isfinite(value).all() for value in kept.model_weights().values()), name
+    bad_loss.check_finite(kept)
     named: set[int] = set()
     for rank, of in enumerate(ranks):
         assert f"not finite at step {first}," in of["stopped"], (name, of["stopped"])
@@ -257,23 +164,11 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
         if int(later.name.removeprefix("step_")) > case["cut"]:
             shutil.rmtree(later)
     with contextlib.redirect_stderr(io.StringIO()):  # rows are dealt anew
-        resumed = _trainer(case, one, on_nonfinite="skip")
+        resumed = bad_loss.poisoned(case, one, on_nonfinite="skip")
     assert resumed.learner.step == case["cut"] and resumed.learner.finite.skipped > 0, name
-    _run(resumed)
+    bad_loss.train(resumed)
     torch.testing.assert_close(everything(resumed)["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
     return len(bad)
-
-
-def _check_given_up(case: dict[str, Any], ranks: list[dict[str, Any]], folder: Path) -> None:
-    num_skipped = 0 if case["kind"] == "weights" else case["limit"]
-    at = case["at"] + num_skipped
-    why = "the weights are not finite" if case["kind"] == "weights" else f"train.max_skipped is {case['limit']}"
-    for of in ranks:
-        assert f"not finite at step {at}," in of["error"] and why in of["error"], (case, of)
-        assert (of["num_skipped"], of["step"]) == (num_skipped, at), (case, of)
-    kept = checkpoint.newest(folder / "give_up")
-    assert kept is not None and kept.step == at, (case, kept)
-    assert all(torch.isfinite(value).all() for value in kept.model_weights().values()), case
 
 
 @fault(
@@ -288,25 +183,16 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
     job = folder / "job"
     job.mkdir()
     write_audio(job / "audio")
-    ports = [forks.free_port() for _ in range(2)]
     bad_rank = source.randrange(2)
-    ranks = [
-        forkserver.start(_rank, rank, ports, job, cases, bad_rank, output=job / f"rank_{rank}.txt") for rank in range(2)
-    ]
-    alone = [_try(case, folder / f"alone_{i}", World()) if "bad" in case else {} for i, case in enumerate(cases)]
-    for rank, process in enumerate(ranks):
-        process.join(60 + 10 * len(cases))
-        if process.exitcode != 0:
-            for each in ranks:
-                each.kill()
-            raise AssertionError(f"rank {rank}: {process.exitcode}: {(job / f'rank_{rank}.txt').read_text()}")
+    run_ranks(partial(_rank, cases, bad_rank), 2, job, timeout_s=20, patience_s=60 + 10 * len(cases))
     skipped = 0
     for i, case in enumerate(cases):
         came_to = [torch.load(job / f"case_{i}_{rank}.pt", weights_only=True) for rank in range(2)]
         if "bad" in case:
-            skipped += _check(case, came_to, alone[i], job / f"case_{i}")
+            alone = bad_loss.stop_and_skip(case, folder / f"alone_{i}", World())
+            skipped += _check(case, came_to, alone, job / f"case_{i}")
         else:
-            _check_given_up(case, came_to, job / f"case_{i}")
+            bad_loss.check_given_up(case, came_to, job / f"case_{i}")
     for rank in range(2):
         code, printed = torch.load(job / f"command_{rank}.pt", weights_only=True)
         last = printed.splitlines()[-1]

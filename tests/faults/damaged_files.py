@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 import yaml
 
 from recipes.cli import main as recipes
+from tests.content import content
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import fault
 from tests.faults.small_runs import AGENT_SETTINGS, SETTINGS, TEXT_SETTINGS, restored, whole
@@ -56,21 +58,16 @@ def _figures(place: Path) -> Any:
     return without(json.loads((place / "figures.json").read_text()))
 
 
-def _sounds(place: Path) -> dict[str, bytes]:
-    return _folder_bytes(place / "out")
+def _sounds(place: Path) -> dict[str, bytes | None]:
+    return content(place / "out")
 
 
 def _picture(place: Path) -> bytes:
     return (place / "e.gif").read_bytes()
 
 
-def _folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def _data_bytes(place: Path) -> dict[str, bytes]:
-    content = _folder_bytes(place / "data")
-    return {name: content[name] for name in content if not name.startswith(".")}
+def _data_bytes(place: Path) -> dict[str, bytes | None]:
+    return {name: held for name, held in content(place / "data").items() if not name.startswith(".")}
 
 
 def _last_weights(place: Path) -> dict[str, bytes]:
@@ -217,36 +214,34 @@ def _names(text: str, path: Path) -> bool:
     return str(path) in text or (not path.is_file() and str(path.parent) in text)
 
 
-def _judge(reader: Reader, work: Path, target: Path, outcome: Outcome, expected: Any, what: str) -> str:
+def _judge(reader: Reader, kind: str, target: Path, outcome: Outcome, what: str) -> str:
     """Return how it went; raise AssertionError if it went wrong."""
-    context = f"{reader.command}: {what}\n{outcome.err}"
+    context, is_named = f"{reader.command}: {what}\n{outcome.err}", _names(outcome.err, target)
     assert outcome.code is not None, f"traceback\n{context}"
     if outcome.code != 0:
         assert outcome.is_one_line_error, f"no single line of code 2\n{context}"
-        assert _names(outcome.err, target), f"the file is not named\n{context}"
+        assert is_named, f"the file is not named\n{context}"
         return "refused"
-    got = reader.result(work, outcome)
-    newest, before = expected
-    if got == newest:
+    got = reader.result(whole(kind), outcome)
+    if got == _expected(reader, kind):
         # From the previous checkpoint, training comes to the same weights.
-        return "warned, same result" if _names(outcome.err, target) else "no difference"
+        return "warned, same result" if is_named else "no difference"
+    before = _expected(reader, kind, newest=False)
     assert got == before, f"silent use of changed bytes\n{context}\n{outcome.out[-2000:]}"
-    assert "warning: " in outcome.err and _names(outcome.err, target), f"no warning\n{context}"
+    assert "warning: " in outcome.err and is_named, f"no warning\n{context}"
     return "checkpoint before"
 
 
-def _expected(reader: Reader, kind: str) -> tuple[Any, Any]:
-    """Return what the command makes of whole files, and of the checkpoint before the newest."""
-    made = []
-    for damage in (False, True):
-        work = restored(kind)
-        if damage:
-            (work / "run" / "checkpoints" / "step_00000004" / "complete.json").write_bytes(b"")
-        torch.set_num_threads(1)
-        outcome = reader.run(work)
-        assert outcome.code == 0, outcome.err
-        made.append(reader.result(work, outcome))
-    return made[0], made[1]
+@cache
+def _expected(reader: Reader, kind: str, *, newest: bool = True) -> Any:
+    """Return what the command makes of whole files, or of the checkpoint before the newest; it may be slow."""
+    work = restored(kind)
+    if not newest:
+        (work / "run" / "checkpoints" / "step_00000004" / "complete.json").write_bytes(b"")
+    torch.set_num_threads(1)
+    outcome = reader.run(work)
+    assert outcome.code == 0, outcome.err
+    return reader.result(work, outcome)
 
 
 @fault(
@@ -258,11 +253,10 @@ def _expected(reader: Reader, kind: str) -> tuple[Any, Any]:
 def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Try every command on every file in turn, each damaged in a different way."""
     pairs = [
-        (kind, reader, path.relative_to(whole(kind)))
-        for kind, readers in _READERS.items() for reader in readers for name in reader.reads
-        for path in damageable(restored(kind) / name)
+        (kind, reader, path.relative_to(place))
+        for kind, readers in _READERS.items() for place in [restored(kind)] for reader in readers
+        for name in reader.reads for path in damageable(place / name)
     ]  # fmt: skip
-    expected: dict[Reader, tuple[Any, Any]] = {}  # made when needed: some commands are slow
     chosen: list[tuple[str, Reader, Path]] = []
     while len(chosen) < cases:
         taken = [pair for pair in pairs if rng.random() < pair[1].share]
@@ -271,15 +265,13 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     slowest, memory_before = 0.0, forget_peak_memory()
     for case in range(cases):
         kind, reader, path = chosen[case]
-        if reader not in expected:
-            expected[reader] = _expected(reader, kind)
         work = restored(kind)
         what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
         torch.set_num_threads(1)  # results depend on it, and the previous command may have changed it
         began = time.perf_counter()
         outcome = reader.run(work)
         slowest = max(slowest, time.perf_counter() - began)
-        outcomes[_judge(reader, work, work / path, outcome, expected[reader], what)] += 1
+        outcomes[_judge(reader, kind, work / path, outcome, what)] += 1
         assert peak_memory_mb() - memory_before < _MAX_MB, f"{peak_memory_mb()} MB\n{what}"
     return {
         "files_and_commands": len(pairs),

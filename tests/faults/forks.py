@@ -116,24 +116,13 @@ class Points:
                         self.point(f"half a line of {Path(os.fsdecode(file)).name}", cut)
                         return int(write(text))
 
-                    return _Appended(result, half)
+                    result.write = half
             return result
 
         module.open = opened
 
 
-class _Appended:
-    def __init__(self, file: Any, write: Callable[[str], int]) -> None:
-        self._file, self.write = file, write
-
-    def __enter__(self) -> "_Appended":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+Work: TypeAlias = Callable[[Points], int | None]  # what a child does; it may make more points
 
 
 def fork(work: Callable[[], int | None], *, output: Path | None = None) -> int:
@@ -157,6 +146,32 @@ def fork(work: Callable[[], int | None], *, output: Path | None = None) -> int:
             sys.stderr.flush()
         finally:
             os._exit(code)
+
+
+def disturbed(work: Work, log: Path, points: Points) -> int:
+    """Run `work` in a child that passes `points`; if it comes to its end, `points_in(log)` are those that it passed."""
+
+    def passing() -> int | None:
+        points.install()
+        code = work(points)
+        points.enabled = False
+        log.with_suffix(".points").write_text(json.dumps(points.seen))
+        return code
+
+    return fork(passing, output=log)
+
+
+def points_in(log: Path) -> list[str]:
+    """Return the points that the last child of `disturbed` passed."""
+    seen: list[str] = json.loads(log.with_suffix(".points").read_text())
+    return seen
+
+
+def undisturbed(work: Work, log: Path) -> list[str]:
+    """Run `work` in a child to its end, remove its output and return its points. Raises AssertionError if it fails."""
+    assert wait(disturbed(work, log, Points())) == 0, log.read_text()
+    log.unlink()
+    return points_in(log)
 
 
 def wait(child: int, *, timeout_s: float = TIMEOUT_S) -> int:
@@ -240,7 +255,7 @@ def wait_for(look: Callable[[], Any], what: str = "it never happened", *, timeou
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+        time.sleep(0.005)
     return found
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.cli import main as recipes
+from tests.content import content
 from tests.faults import forkserver
 from tests.faults.calling import call
 from tests.faults.disks import PAGE, SmallDisk
@@ -23,10 +24,9 @@ from waveform.engine import checkpoint
 _Command = tuple[Callable[[Sequence[str]], int], list[str | Path]]
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Return the digest of every file in `folder` except locks."""
-    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.endswith("lock")]
-    return {str(p.relative_to(folder)): hashlib.blake2b(p.read_bytes()).hexdigest() for p in files}
+def without_locks(folder: Path) -> dict[str, bytes | None]:
+    """Return the content of `folder` except for its locks."""
+    return {name: held for name, held in content(folder).items() if not name.endswith("lock")}
 
 
 def weights(run: Path) -> str:
@@ -113,7 +113,7 @@ def check_checkpoints(run: Path) -> None:
 def _prepare(place: Path, disk_dir: Path, pages: int | None, inodes: int | None) -> None:
     disk, data = SmallDisk(disk_dir, pages=pages, inodes=inodes), disk_dir / "data"
     _on_small_disk(disk, _preparation(place, data))
-    assert digests(data) == digests(place / "data")
+    assert without_locks(data) == without_locks(place / "data")
     assert {path.name for path in disk_dir.iterdir()} == {"data"}, "something was left behind"
 
 

@@ -29,6 +29,7 @@ import torch
 import yaml
 
 from recipes.cli import main as recipes
+from tests.content import content
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import fault
@@ -67,39 +68,21 @@ class _Bomb:
         return open, (self.flag, "w")
 
 
-def _torch_zip(bomb: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save({"weights": bomb}, buffer)
-    return buffer.getvalue()
-
-
-def _object_array(bomb: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([bomb], dtype=object), allow_pickle=True)
-    return buffer.getvalue()
-
-
-def _object_arrays(bomb: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, weights=np.array([bomb], dtype=object))
-    return buffer.getvalue()
-
-
-def _zip_of_pickle(bomb: Any) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(bomb))
-        archive.writestr("../../../../tmp/escaped", b"x")
-    return buffer.getvalue()
-
-
-def _header(length: int, header: bytes, payload: bytes = b"") -> bytes:
-    return struct.pack("<Q", length) + header + payload
+def _header(header: bytes, payload: bytes = b"", *, length: int | None = None) -> bytes:
+    """A safetensors file, with the length of its header or another one."""
+    return struct.pack("<Q", len(header) if length is None else length) + header + payload
 
 
 def _files_that_run(flag: Path) -> dict[str, bytes]:
     """Return content of every kind that some loader would run, or that would grow without bound in it."""
     bomb, code = _Bomb(flag), f"open({str(flag)!r}, 'w')"
+    objects, archives = np.array([bomb], dtype=object), [io.BytesIO() for _ in range(4)]
+    torch.save({"weights": bomb}, archives[0])
+    np.save(archives[1], objects, allow_pickle=True)
+    np.savez(archives[2], weights=objects)
+    with zipfile.ZipFile(archives[3], "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(bomb))
+        archive.writestr("../../../../tmp/escaped", b"x")
     tags = {
         "apply": f"!!python/object/apply:builtins.exec [{json.dumps(code)}]",
         "new": f"!!python/object/new:builtins.open [{json.dumps(str(flag))}, w]",
@@ -109,10 +92,10 @@ def _files_that_run(flag: Path) -> dict[str, bytes]:
     return {
         "pickle": pickle.dumps(bomb),
         "old pickle": pickle.dumps(bomb, protocol=0),
-        "torch file": _torch_zip(bomb),
-        "npy of objects": _object_array(bomb),
-        "npz of objects": _object_arrays(bomb),
-        "zip of a pickle": _zip_of_pickle(bomb),
+        "torch file": archives[0].getvalue(),
+        "npy of objects": archives[1].getvalue(),
+        "npz of objects": archives[2].getvalue(),
+        "zip of a pickle": archives[3].getvalue(),
         "python source": f"{code}\n".encode(),
         **{f"YAML tag {name}": f"model: {tag}\ntrain: {tag}\n".encode() for name, tag in tags.items()},
         "YAML aliases": b"a: &a [x,x,x,x,x,x,x,x,x]\n"
@@ -121,21 +104,18 @@ def _files_that_run(flag: Path) -> dict[str, bytes]:
         "deep JSON": b"[" * 500_000 + b"]" * 500_000,
         "deep JSON objects": b'{"a":' * 200_000 + b"1" + b"}" * 200_000,
         "a long number": b"1" * 1_000_000,
-        "header of 2^63 bytes": _header(2**63 - 1, b"{}"),
-        "header of 90 MB": _header(90_000_000, b"{}"),
-        "header without end": _header(8, b'{"a":{"a'),
+        "header of 2^63 bytes": _header(b"{}", length=2**63 - 1),
+        "header of 90 MB": _header(b"{}", length=90_000_000),
+        "header without end": _header(b'{"a":{"a'),
         "tensor of 2^60 numbers": _header(
-            len(h := b'{"x":{"dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,4]}}'), h, bytes(4)
+            b'{"x":{"dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,4]}}', bytes(4)
         ),
         "overlapping tensors": _header(
-            len(
-                h := b'{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
-                b'"y":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}}'
-            ),
-            h,
+            b'{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+            b'"y":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}}',
             bytes(8),
         ),
-        "negative offsets": _header(len(h := b'{"x":{"dtype":"U8","shape":[4],"data_offsets":[-4,0]}}'), h, bytes(4)),
+        "negative offsets": _header(b'{"x":{"dtype":"U8","shape":[4],"data_offsets":[-4,0]}}', bytes(4)),
         "nothing": b"",
     }  # fmt: skip
 
@@ -194,13 +174,18 @@ def _newest(place: Path) -> Path:
     return place / "run" / "checkpoints" / "step_00000004"
 
 
-def _link_all(place: Path, secret: Path, pattern: str, *, target: Path | None = None) -> None:
-    for path in sorted((place / "run").glob(pattern)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-        path.symlink_to(target or secret / "file")
+def _links(pattern: str, *, to: str = "file") -> Callable[[Path, Path], None]:
+    """Replace what matches in a run by links to something in the folder outside it, or to an absolute path."""
+
+    def attack(place: Path, secret: Path) -> None:
+        for path in sorted((place / "run").glob(pattern)):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            path.symlink_to(secret / to)
+
+    return attack
 
 
 def _link_marker(place: Path, secret: Path) -> None:
@@ -223,15 +208,8 @@ def _shards_elsewhere(name: Callable[[Path], str]) -> Callable[[Path, Path], Non
 
 
 _EVIL_NAMES = [
-    "os",
-    "os.system",
-    "antigravity",
-    "tests.faults.evil:Model",
-    "../../evil",
-    "",
-    "builtins:eval",
-    "a" * 10_000,
-]
+    "os", "os.system", "antigravity", "tests.faults.evil:Model", "../../evil", "", "builtins:eval", "a" * 10_000,
+]  # fmt: skip
 _HUGE = [10**9, 2**31 - 1, 10**12, 2**63 - 1, 10**30]
 # What a file says, with all checksums right. Each takes the place of the run, and a folder outside it.
 _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
@@ -240,9 +218,7 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     "_target_ as name": _set("model", name={"_target_": "os.system"}),
     "interpolated name": _set("model", name="${oc.env:HOME}"),
     "interpolated data": _set("data", split={"by": "${oc.env:HOME}", "valid": 0.1, "test": 0.1}),
-    **{f"d_model {n}": _set("model", d_model=n) for n in _HUGE},
-    **{f"num_layers {n}": _set("model", num_layers=n) for n in _HUGE},
-    **{f"memory {n}": _set("model", memory=n) for n in _HUGE},
+    **{f"{field} {n}": _set("model", **{field: n}) for field in ("d_model", "num_layers", "memory") for n in _HUGE},
     **{f"compressed {n}": _set("model", compressed=n) for n in _HUGE[:2]},
     **{f"window {n}": _set("model", window=n) for n in _HUGE},
     **{f"chunk {n}": _set("train", chunk=n) for n in _HUGE},
@@ -257,20 +233,16 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     "data of the system": lambda p, s: edit_config(p / "run", lambda c: c["dataset"].update(path="/dev")),
     "data is a file": lambda p, s: edit_config(p / "run", lambda c: c["dataset"].update(path=str(s / "file"))),
     "marker names a file elsewhere": _link_marker,
-    "checkpoint files are links": lambda p, s: _link_all(p, s, "checkpoints/*/*.safetensors"),
-    "markers are links": lambda p, s: _link_all(p, s, "checkpoints/*/complete.json"),
-    "progress is a link to /dev/zero": lambda p, s: _link_all(
-        p, s, "checkpoints/*/progress.json", target=Path("/dev/zero")
-    ),
-    "weights are a link to /dev/zero": lambda p, s: _link_all(
-        p, s, "checkpoints/*/model.safetensors", target=Path("/dev/zero")
-    ),
-    "config is a link": lambda p, s: _link_all(p, s, "config.yaml"),
-    "metrics are a link": lambda p, s: _link_all(p, s, "metrics.jsonl"),
-    "metrics are a link to nothing": lambda p, s: _link_all(p, s, "metrics.jsonl", target=s / "new"),
-    "the lock is a link": lambda p, s: _link_all(p, s, ".train.lock"),
-    "checkpoints are a link": lambda p, s: _link_all(p, s, "checkpoints", target=s),
-    "tensorboard is a link": lambda p, s: _link_all(p, s, "tensorboard", target=s),
+    "checkpoint files are links": _links("checkpoints/*/*.safetensors"),
+    "markers are links": _links("checkpoints/*/complete.json"),
+    "progress is a link to /dev/zero": _links("checkpoints/*/progress.json", to="/dev/zero"),
+    "weights are a link to /dev/zero": _links("checkpoints/*/model.safetensors", to="/dev/zero"),
+    "config is a link": _links("config.yaml"),
+    "metrics are a link": _links("metrics.jsonl"),
+    "metrics are a link to nothing": _links("metrics.jsonl", to="new"),
+    "the lock is a link": _links(".train.lock"),
+    "checkpoints are a link": _links("checkpoints", to="."),
+    "tensorboard is a link": _links("tensorboard", to="."),
     "shards above": _shards_elsewhere(lambda secret: f"../../{secret.name}/file"),
     "shards by an absolute path": _shards_elsewhere(lambda secret: str(secret / "file")),
     "shards of the system": _shards_elsewhere(lambda secret: "/dev/zero"),
@@ -335,15 +307,11 @@ def _commands(place: Path, kind: str) -> dict[str, Callable[[], Outcome]]:
     return {name: lambda command=command: call(main, command, seconds=60) for name, command in arguments.items()}
 
 
-def _content(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes], flag: Path) -> str:
+def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes | None], flag: Path) -> str:
     context = f"{case}\n{outcome.err[-3000:]}"
     assert not flag.exists() and not Path("RAN").exists(), f"code ran: {context}"
     touched = [entry for entry in _opened if str(secret) in entry]
-    assert not touched and _content(secret) == before, f"a file elsewhere was touched, {touched[:3]}: {context}"
+    assert not touched and content(secret) == before, f"a file elsewhere was touched, {touched[:3]}: {context}"
     assert "antigravity" not in sys.modules, f"a module was imported: {context}"
     assert not any("/dev/zero" in entry for entry in _opened), f"/dev/zero was opened: {context}"
     assert not any(entry.startswith(("os.system", "os.exec", "socket.connect")) for entry in _opened), context
@@ -362,6 +330,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Try every attack before every command; in the long form, every content in every file and random signed values."""
     _watch()
     flag, secret = folder / "RAN", folder / "secret"
+    that_run = _files_that_run(flag)
     todo: list[tuple[str, str, Callable[[Path], None], str]] = []
 
     def put(path: Path, content: bytes) -> Callable[[Path], None]:
@@ -392,10 +361,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 for what, change in (_AGENT_ATTACKS if kind == "agent" else _ATTACKS).items()
             ]
             for path in files:
-                todo += [
-                    (kind, name, put(path, content), f"{path} is {what}")
-                    for what, content in _files_that_run(flag).items()
-                ]
+                todo += [(kind, name, put(path, held), f"{path} is {what}") for what, held in that_run.items()]
                 if path.suffix in (".json", ".yaml"):
                     todo += [(kind, name, replaced(path), f"{path}, a value signed")] * 6
     num_all = len(todo)
@@ -408,7 +374,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         secret.mkdir()
         (secret / "file").write_bytes(b"nobody's business")
         change(place)
-        before = _content(secret)
+        before = content(secret)
         _opened.clear()
         began = time.perf_counter()
         outcome = _commands(place, kind)[name]()

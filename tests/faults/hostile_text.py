@@ -52,44 +52,30 @@ _NAMES = [
 ]  # fmt: skip
 _LONGEST_FOR_SUBWORDS = 1 << 26
 _BYTE_TOKENS = ("folder", "enwik8")
-_WORD_FILES = {
-    "wikitext103": "wiki.{}.tokens",
-    "ptb": "ptb.{}.txt",
-}
+_WORD_FILES = {"wikitext103": "wiki.{}.tokens", "ptb": "ptb.{}.txt"}
 
 
 def _place(recipe: str, folder: Path, name: str, odd: bytes) -> tuple[Path, Path]:
     """Make a source for `recipe` with one odd file; return the source and that file."""
-    folder.mkdir()
+    source = folder
     if recipe.startswith("folder"):
-        for i in range(4):
-            (folder / f"{i}.txt").write_bytes(_GOOD)
-        (folder / name).write_bytes(odd)
-        return folder, folder / name
-    if recipe in ("enwik8", "text8"):
-        (folder / recipe).write_bytes((b"kaka lolo " if recipe == "text8" else _GOOD) + odd)
-        return folder / recipe, folder / recipe
-    if recipe == "pg19":
-        for split in ("train", "validation", "test"):
-            (folder / split).mkdir()
-            (folder / split / "good.txt").write_bytes(_GOOD)
-        (folder / "train" / name).write_bytes(odd)
-        return folder, folder / "train" / name
-    if recipe == "lm1b":
-        train = folder / "training-monolingual.tokenized.shuffled"
-        heldout = folder / "heldout-monolingual.tokenized.shuffled"
-        for place in (train, heldout):
-            place.mkdir()
-        for i in range(2):
-            (heldout / f"news.en.heldout-0000{i}-of-00050").write_bytes(_GOOD)
-        (train / "news.en-00001-of-00100").write_bytes(_GOOD)
-        (train / "news.en-00002-of-00100").write_bytes(odd)
-        return folder, train / "news.en-00002-of-00100"
-    for split in ("train", "valid", "test"):
-        (folder / _WORD_FILES[recipe].format(split)).write_bytes(_GOOD)
-    path = folder / _WORD_FILES[recipe].format("valid")
-    path.write_bytes(odd)
-    return folder, path
+        good, where = [f"{i}.txt" for i in range(4)], name
+    elif recipe in ("enwik8", "text8"):
+        good, where, source = [], recipe, folder / recipe
+        odd = (b"kaka lolo " if recipe == "text8" else _GOOD) + odd
+    elif recipe == "pg19":
+        good, where = [f"{split}/good.txt" for split in ("train", "validation", "test")], f"train/{name}"
+    elif recipe == "lm1b":
+        train, heldout = (f"{part}-monolingual.tokenized.shuffled/news.en" for part in ("training", "heldout"))
+        good = [f"{train}-00001-of-00100", *(f"{heldout}.heldout-0000{i}-of-00050" for i in range(2))]
+        where = f"{train}-00002-of-00100"
+    else:
+        good = [_WORD_FILES[recipe].format(split) for split in ("train", "valid", "test")]
+        where = _WORD_FILES[recipe].format("valid")
+    for path, content in {**dict.fromkeys(good, _GOOD), where: odd}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return source, folder / where
 
 
 _RECIPES = ("folder", "folder by subwords", "enwik8", "text8", "wikitext103", "ptb", "pg19", "lm1b")

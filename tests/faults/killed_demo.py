@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from tests.content import content
 from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
@@ -53,8 +54,8 @@ def _content(out: Path) -> dict[str, Any]:
     return {
         "files": sorted(forks.names_under(out, skip=lambda path: "tensorboard" in path.parts)),
         "comparison": [{key: value for key, value in e.items() if key not in _OF_THE_CLOCK} for e in entries],
-        **{path.name: path.read_bytes() for path in (out / "samples").iterdir()},
-        **{path.name: path.read_bytes() for path in (out / "data" / "shards").iterdir()},
+        **content(out / "samples"),
+        **content(out / "data" / "shards"),
     }
 
 
@@ -74,7 +75,8 @@ def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     arguments = ["demo", "--out", str(out), *_SETTINGS]
     assert main(arguments) == 0  # here, so that forks find imports and kernels
     shutil.rmtree(out)
-    points = preempted.count_points(arguments, log, also=_surround_stages)
+    demo = preempted.command(arguments, also=_surround_stages)
+    points = forks.undisturbed(demo, log)
     expected = _content(out)
     failures = Failures()
     chosen = forks.spread(points, cases, rng)
@@ -83,14 +85,13 @@ def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         shutil.rmtree(out)
         number = rng.choice(_SIGNALS)
         with failures.of(f"{number.name} at {index}, {points[index]!r}"):
-            disturbed = Points(signals={index: int(number)})
-            code = forks.wait(preempted.command(arguments, log, points=disturbed, also=_surround_stages))
+            code = forks.wait(forks.disturbed(demo, log, Points(signals={index: int(number)})))
             if number == signal.SIGKILL:
                 assert code == -number, (code, log.read_text())
             else:
                 preempted.check_last_line(log, code, number, verb="demo")
             counts[number.name] = counts.get(number.name, 0) + 1
-            assert forks.wait(preempted.command(arguments, log, points=Points())) == 0, log.read_text()
+            forks.undisturbed(demo, log)
             found = _content(out)
             for what in expected.keys() | found.keys():
                 assert found.get(what) == expected.get(what), f"different {what}: {found.get(what)!r:.3000}"

@@ -1,6 +1,5 @@
 """Preparation killed at any moment, or one of its workers; the next run ends with the same bytes and nothing else."""
 
-import json
 import os
 import random
 import shutil
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.content import content
 from tests.faults import forks
 from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
@@ -39,25 +39,6 @@ def make_sources(folder: Path) -> dict[str, Prepare]:
     }
 
 
-def content(folder: Path) -> dict[str, bytes | None]:
-    """Return the content of every file under a folder, and the names of its folders."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
-    }
-
-
-def _in_child(prepare: Prepare, data_dir: Path, points: Points, log: Path) -> int:
-    def work() -> int:
-        points.install()
-        prepare(data_dir)
-        points.enabled = False
-        log.with_suffix(".points").write_text(json.dumps(points.seen))
-        return 0
-
-    return forks.fork(work, output=log)
-
-
 @fault(
     "killed while preparing",
     "the next run ends with the same shards, manifest and splits; nothing is left over",
@@ -81,10 +62,13 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         expected = content(place)
         shutil.rmtree(place)
         place.mkdir()
+
+        def work(_: Points, prepare: Prepare = prepare, data_dir: Path = place / "whole") -> None:
+            prepare(data_dir)
+
         began = time.monotonic()
-        assert forks.wait(_in_child(prepare, place / "whole", Points(), log)) == 0, log.read_text()
+        points = forks.undisturbed(work, log)
         took_s = time.monotonic() - began
-        points: list[str] = json.loads(log.with_suffix(".points").read_text())
         num_cases = (cases + number) // len(sources)
         is_audio = kind == "audio"
         chosen = forks.spread(points, (10 if is_audio else 1) * (num_cases - num_cases // 2), rng)
@@ -97,13 +81,13 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             with failures.of(f"{kind}: killed at {at}"):
                 for moment in moments:
                     at_point = moment if isinstance(moment, int) else None
-                    child = _in_child(prepare, place / "whole", Points(kill_at=at_point), log)
+                    child = forks.disturbed(work, log, Points(kill_at=at_point))
                     if at_point is None:
                         time.sleep(moment)
                         os.kill(child, signal.SIGKILL)
                     assert forks.wait(child) in (-signal.SIGKILL, 0), log.read_text()
                 if is_audio or not (place / "whole").exists():  # text that is there must be whole without a second run
-                    assert forks.wait(_in_child(prepare, place / "whole", Points(), log)) == 0, log.read_text()
+                    forks.undisturbed(work, log)
                 found = content(place)
                 differ = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
                 assert not differ, f"left over, missing or different: {sorted(differ)}"

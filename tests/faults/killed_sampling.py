@@ -9,6 +9,7 @@ from typing import Any
 
 import soundfile
 
+from tests.content import content
 from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
@@ -51,12 +52,13 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     failures = Failures()
     figures: dict[str, Any] = {}
     for verb, arguments in commands.items():
+        work = preempted.command(arguments, also=_surround_wavs)
         share = cases if verb == "sample" else max(cases // 4, 1) if verb == "evaluate" else cases // 20
         if not share:
             continue
         shutil.rmtree(out, ignore_errors=True)
-        points = preempted.count_points(arguments, log, also=_surround_wavs)
-        expected = {path.name: path.read_bytes() for path in out.iterdir()}
+        points = forks.undisturbed(work, log)
+        expected = content(out)
         chosen = forks.spread(points, share, rng)
         num_wavs = 0
         for index in chosen:
@@ -65,11 +67,10 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 out.mkdir()
                 (out / "figures.json").write_bytes(expected["figures.json"])
             with failures.of(f"{verb} killed at {index}, {points[index]!r}"):
-                killed = preempted.command(arguments, log, points=Points(kill_at=index), also=_surround_wavs)
-                assert forks.wait(killed) == -signal.SIGKILL, log.read_text()
+                assert forks.wait(forks.disturbed(work, log, Points(kill_at=index))) == -signal.SIGKILL, log.read_text()
                 num_wavs += _check_left(out, expected)
-                assert forks.wait(preempted.command(arguments, log, points=Points())) == 0, log.read_text()
-                found = {path.name: path.read_bytes() for path in out.iterdir()}
+                forks.undisturbed(work, log)
+                found = content(out)
                 assert found.keys() == expected.keys(), sorted(found)
                 if verb != "compare":  # which measures speeds
                     assert found == expected, "different content"
@@ -81,7 +82,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     return figures
 
 
-def _check_left(out: Path, expected: dict[str, bytes]) -> int:
+def _check_left(out: Path, expected: dict[str, Any]) -> int:
     """Check that the WAVs and JSON of a killed command can be read and hold the beginning or all; count the WAVs."""
     num_wavs = 0
     for path in out.glob("[!.]*"):

@@ -132,12 +132,9 @@ def fuzz(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         where = rng.random()
         if where < 0.4:
             outcome = call(_use, overrides)
-        elif where < 0.7:
-            command = ["train", folder / "data", folder / "run", "--print-config", *overrides]
-            outcome = call(waveform, command)
         else:
             command = ["train", folder / "data", folder / "run", "--print-config", *overrides]
-            outcome = call(recipes, command)
+            outcome = call(waveform if where < 0.7 else recipes, command)
         outcomes[_judge(outcome, overrides, case)] += 1
         assert not list(folder.iterdir()), f"case {case} wrote {list(folder.iterdir())}"
     return {"outcomes": dict(sorted(outcomes.items()))}

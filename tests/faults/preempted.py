@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +21,21 @@ from tests.faults.forks import Failures, Points
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def command(
-    arguments: list[str], log: Path, *, points: Points, also: Callable[[Points], None] = lambda points: None
-) -> int:
-    """Run a command line in a child; return its id. also: makes more points."""
+def command(arguments: list[str], *, also: Callable[[Points], None] = lambda points: None) -> forks.Work:
+    """Return what runs a command line, for `forks.disturbed`. also: makes more points."""
 
-    def work() -> int:
+    def work(points: Points) -> int:
         from recipes.cli import main as recipes
         from waveform.cli import main
         from waveform.engine import single_pass, token_learner
         from waveform.engine.learner import Learner
 
-        points.install()
         for owner, name in ((Learner, "update"), (token_learner, "evaluate"), (single_pass, "score_window")):
             killed_training.surround(owner, name, points)
         also(points)
-        code = recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)
-        points.enabled = False
-        log.with_suffix(".points").write_text(json.dumps(points.seen))
-        return code
+        return recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)
 
-    return forks.fork(work, output=log)
-
-
-def count_points(arguments: list[str], log: Path, *, also: Callable[[Points], None] = lambda points: None) -> list[str]:
-    """Return the points of an undisturbed command."""
-    code = forks.wait(command(arguments, log, points=Points(), also=also))
-    assert code == 0, log.read_text()
-    log.unlink()
-    points_file = log.with_suffix(".points")
-    points: list[str] = json.loads(points_file.read_text())
-    points_file.unlink()
-    return points
+    return work
 
 
 def check_last_line(log: Path, code: int, number: int, *, verb: str) -> None:
@@ -78,10 +60,10 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     place = killed_training.Place(folder)
     log = folder / "command.log"
 
-    def arguments(run_dir: Path) -> list[str]:
-        return ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
+    def training(run_dir: Path) -> forks.Work:
+        return command(["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS])
 
-    points = count_points(arguments(folder / "counted"), log)
+    points = forks.undisturbed(training(folder / "counted"), log)
     failures = Failures()
     saved = ended_at_once = 0
     evaluating = [
@@ -94,7 +76,7 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         signals = {index: int(number), **({index + 1: int(rng.choice(_SIGNALS))} if twice else {})}
         case = f"{[signal.Signals(n).name for n in signals.values()]} at {index}, {points[index]!r}"
         with failures.of(case):
-            code = forks.wait(command(arguments(run_dir), log, points=Points(signals=signals)))
+            code = forks.wait(forks.disturbed(training(run_dir), log, Points(signals=signals)))
             text = log.read_text() if log.exists() else ""
             if twice and code < 0:
                 assert -code == list(signals.values())[1] and "Traceback" not in text, (code, text)
@@ -105,10 +87,10 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 check_last_line(log, code, number, verb="train")
                 saved += _check_saved_once(place, run_dir, text)
             if index in evaluating:
-                seen = json.loads(log.with_suffix(".points").read_text())[index + 1 :]
+                seen = forks.points_in(log)[index + 1 :]
                 assert seen.count("before score_window") <= 1, f"the evaluation continued: {seen}"
             place.check_checkpoints(run_dir)
-            assert forks.wait(command(arguments(run_dir), log, points=Points())) == 0, log.read_text()
+            forks.undisturbed(training(run_dir), log)
             killed_training.check_same(killed_training.final(run_dir), place.expected)
         shutil.rmtree(run_dir, ignore_errors=True)
         log.unlink(missing_ok=True)
@@ -159,13 +141,13 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for verb, arguments in commands.items():
         shutil.rmtree(out, ignore_errors=True)
-        points = count_points(arguments, log)
+        points = forks.undisturbed(command(arguments), log)
         chosen = forks.spread(points, max(cases // len(commands), 1), rng)
         for index in chosen:
             shutil.rmtree(out, ignore_errors=True)
             number = rng.choice(_SIGNALS)
             with failures.of(f"{verb}: {number.name} at {index}, {points[index]!r}"):
-                code = forks.wait(command(arguments, log, points=Points(signals={index: int(number)})))
+                code = forks.wait(forks.disturbed(command(arguments), log, Points(signals={index: int(number)})))
                 # If training has made its last step, it saves and ends as usual.
                 if not (verb == "train" and code == 0 and "finished: step" in log.read_text()):
                     check_last_line(log, code, number, verb=verb)
@@ -173,7 +155,7 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                     assert soundfile.info(path).samplerate == 24_000
                 left = [path.name for path in folder.glob(".*.partial")]
                 assert not left, left
-                assert forks.wait(command(arguments, log, points=Points())) in (0, 2), log.read_text()
+                assert forks.wait(forks.disturbed(command(arguments), log, Points())) in (0, 2), log.read_text()
             log.unlink(missing_ok=True)
         figures[verb] = {"signals": len(chosen), "points": len(points)}
     failures.tell()
@@ -235,12 +217,8 @@ _LISTENERS = ("terminal", "terminal, nohup", "pipe", "full disk")
 def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
     """Run a command in a child whose output goes to `listener`; return its id and the end that listens."""
     reader, writer = os.openpty() if "terminal" in listener else os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writer)
-        return child, reader
-    code = 70
-    try:
+
+    def work() -> int:
         from waveform.cli import main
 
         os.close(reader)
@@ -252,13 +230,11 @@ def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
             os.dup2(output, 2)
             os.close(writer)
         signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in listener else signal.SIG_DFL)
-        code = main(arguments)
-    finally:
-        os._exit(code)
+        return main(arguments)
 
-
-def _is_larger(path: Path, size: int) -> bool:
-    return path.stat().st_size > size
+    child = forks.fork(work)
+    os.close(writer)
+    return child, reader
 
 
 @fault(
@@ -288,9 +264,8 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             os.close(reader)
             number = signal.SIGHUP
             if listener != "terminal":
-                size = metrics.stat().st_size
-                grown = partial(_is_larger, metrics, size)
-                forks.wait_for(grown, "training stopped when nobody listened")
+                before = metrics.read_bytes()
+                forks.wait_for(lambda m=metrics, b=before: m.read_bytes() != b, "training stopped when nobody listened")
                 number = rng.choice((signal.SIGTERM, signal.SIGINT))
                 os.kill(child, number)
             code = forks.wait(child)
@@ -298,9 +273,7 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             (kept,) = (run_dir / "checkpoints").iterdir()
             steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
             assert kept.name == f"step_{max(steps):08d}", (kept.name, max(steps))
-            again = command([*arguments, f"train.max_steps={max(steps) + 2}"], log, points=Points())
-            assert forks.wait(again) == 0, log.read_text()
+            forks.undisturbed(command([*arguments, f"train.max_steps={max(steps) + 2}"]), log)
         shutil.rmtree(run_dir, ignore_errors=True)
-        log.unlink(missing_ok=True)
     failures.tell()
     return {"listeners": cases}

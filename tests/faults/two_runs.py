@@ -18,10 +18,7 @@ Work = Callable[[], int]
 def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) -> None:
     """Start `work` and stop it halfway: another process must be refused, but not once the first is dead."""
     first = forks.fork(work)
-    deadline = time.monotonic() + forks.TIMEOUT_S
-    while not ready():
-        assert time.monotonic() < deadline, "the first never held the folder"
-        time.sleep(0.002)
+    forks.wait_for(ready, "the first never held the folder")
     os.kill(first, signal.SIGSTOP)
     log = folder.with_name(f"{folder.name}.log")
     try:

@@ -12,19 +12,25 @@ from tests.faults import forks, forkserver
 from waveform.ranks.distributed import World, job
 
 
-def run_ranks(work: Callable[..., Any], size: int, folder: Path, *, timeout_s: float = 120) -> None:
+def run_ranks(
+    work: Callable[..., Any], size: int, folder: Path, *, timeout_s: float = 120, patience_s: float = 240
+) -> None:
     """Call `work(world, folder)` on every rank; what rank r prints goes to `said_r` in the folder.
 
-    Raises AssertionError, with what a rank said, if it fails.
+    timeout_s: of the job; patience_s: for all that it does. Raises AssertionError, with what a rank said, if one fails.
     """
     port, files = forks.free_port(), [folder / f"said_{rank}" for rank in range(size)]
     ranks = [
         forkserver.start(_rank, work, (rank, size, port), folder, timeout_s, output=file)
         for rank, file in enumerate(files)
     ]
-    for process, file in zip(ranks, files, strict=True):
-        process.join(240)
-        assert process.exitcode == 0, file.read_text()
+    try:
+        for rank, (process, file) in enumerate(zip(ranks, files, strict=True)):
+            process.join(patience_s)
+            assert process.exitcode == 0, f"rank {rank}: {process.exitcode}: {file.read_text()}"
+    finally:
+        for process in ranks:
+            process.kill()
 
 
 def command_on_ranks(program: str, arguments: Sequence[Any], folder: Path, *, size: int = 2) -> str:
@@ -39,8 +45,8 @@ def _command(program: str, arguments: list[str], world: World, folder: Path) -> 
 
 
 def _rank(work: Callable[..., Any], place: tuple[int, int, int], folder: Path, timeout_s: float) -> None:
-    names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", **dict(zip(names, map(str, place), strict=True))}
+    rank, size, port = place
+    forks.become_rank(rank, of=size, port=port)
     with job(device="cpu", timeout_s=timeout_s) as world:
         work(world, folder)
     sys.stdout.flush()

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.backends import cudnn
 from torch.nn import functional as F
 from torch.nn.attention import bias
 from torch.nn.attention.bias import CausalBias
@@ -35,7 +36,6 @@ _CODE = tuple(str(_ROOT / package) + "/" for package in ("waveform", "baselines"
 _CUDA = torch.device("cuda:0")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 aten = torch.ops.aten
-NEEDS_CUDNN = {"lstm"}  # models whose kernels ask for a driver, and there is none
 
 without_gpu = pytest.mark.skipif(
     torch.cuda.is_available(),
@@ -507,7 +507,8 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device="cuda")` moves by a visible operation
         try:
             # In this thread, because torch may have decided already that there is no device to start another for.
-            with _with_a_context(), torch.autograd.set_multithreading_enabled(False), gpu:
+            # Without cuDNN's LSTM, which asks for a driver, and there is none; torch's own is taken.
+            with _with_a_context(), torch.autograd.set_multithreading_enabled(False), cudnn.flags(enabled=False), gpu:
                 yield gpu
         finally:
             torch._C._set_only_lift_cpu_tensors(only_lift_cpu)

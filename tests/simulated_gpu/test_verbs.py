@@ -3,25 +3,22 @@
 What the figures are means nothing here; that each verb comes to its end does.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import soundfile
 from torch.nn import functional as F
 
-import recipes.cli
-import waveform.cli
 from recipes import metrics
 from recipes.studies import children
 from recipes.studies.catalogue import Study
 from recipes.studies.curves import ByDistance
 from recipes.verbs import study
-from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu, without_gpu
+from tests.calling import cli, figures_of, write_tones
+from tests.recipes.calling import run as recipes_verb
+from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
 from waveform.analyses import state_reuse
 from waveform.benchmarks import sampling, timing, training
 from waveform.benchmarks.child import Job
@@ -37,6 +34,7 @@ CUDA = ("--device", "cuda")
 SHORT = ("train.max_steps=2", "train.max_seconds=null", "train.evaluate_every=2", "train.checkpoint_every=2")
 SMOKE = ("preset=smoke", "train.device=cuda", *SHORT)
 SPEECH = (*SHORT, "train.batch_size=2", "train.evaluate_tokens=200", "train.sample_seconds=0.003")
+NOT_RACED = {"lstm"}  # models that `demo` does not run
 FEW_LAYERS = {
     "compressive_transformer": {"num_layers": 2},
     "transformer_xl": {"num_layers": 2},
@@ -63,32 +61,22 @@ def open_gpu() -> Iterator[SimulatedGpu]:
         yield gpu
 
 
-def waveform_verb(*arguments: Any) -> None:
-    assert waveform.cli.main([str(argument) for argument in arguments]) == 0
-
-
-def recipes_verb(*arguments: Any) -> None:
-    assert recipes.cli.main([str(argument) for argument in arguments]) == 0
-
-
 @pytest.fixture(scope="module", name="speech")
 def make_speech(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `demo` leaves: prepared data, and a run of each model, trained, compared and sampled."""
     place = tmp_path_factory.mktemp("speech")
-    for i, split in enumerate(("train", "train", "valid", "test")):
-        (place / "audio" / split).mkdir(parents=True, exist_ok=True)
-        tone = 0.4 * np.sin(np.arange(400 + 50 * i) * (0.1 + 0.02 * i))
-        soundfile.write(place / "audio" / split / f"{i}.wav", tone, 24_000)
+    for split, num in (("train", 2), ("valid", 1), ("test", 1)):
+        write_tones(place / "audio" / split, num=num, seconds=0.02)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "demo_speech_dir", lambda: place / "audio")
         patch.setattr(demo, "_SAMPLE_SECONDS", 0.002)
         patch.setattr(demo, "_REPORT_SECONDS", 0.001)
-        waveform_verb("demo", "--out", place / "demo", *SPEECH)
+        cli("demo", "--out", place / "demo", *SPEECH)
     return place / "demo"
 
 
 def test_demo(speech: Path, gpu: SimulatedGpu) -> None:
-    assert set(Speech.race_models) == set(model_names()) - NEEDS_CUDNN, "a model is not run by `demo`: add it here"
+    assert set(Speech.race_models) == set(model_names()) - NOT_RACED, "a model is not run by `demo`: add it here"
     assert gpu.num_graphs >= len(Speech.race_models), "no decoder was captured"
     assert all((speech / model / "checkpoints").exists() for model in Speech.race_models)
 
@@ -96,25 +84,23 @@ def test_demo(speech: Path, gpu: SimulatedGpu) -> None:
 @pytest.mark.parametrize("model", Speech.race_models)
 def test_resume_and_evaluate(speech: Path, tmp_path: Path, model: str) -> None:
     more = [each.replace("max_steps=2", "max_steps=3") for each in SPEECH]
-    waveform_verb("train", speech / "data", speech / model, f"model={model}", "preset=demo", *more)
-    waveform_verb("evaluate", speech / model, "--json", tmp_path / "e.json", *CUDA)
-    figures = json.loads((tmp_path / "e.json").read_text())
-    assert figures["step"] == 3
+    cli("train", speech / "data", speech / model, f"model={model}", "preset=demo", *more)
+    assert figures_of(tmp_path / "e.json", "evaluate", speech / model, *CUDA)["step"] == 3
 
 
 def test_dynamic_evaluation(speech: Path) -> None:
-    waveform_verb("evaluate", speech / "compressive_transformer", "--dynamic", *CUDA)
+    cli("evaluate", speech / "compressive_transformer", "--dynamic", *CUDA)
 
 
 def test_sample_after_a_prompt(speech: Path, tmp_path: Path) -> None:
-    prompt = speech.parent / "audio" / "test" / "3.wav"
+    (prompt,) = (speech.parent / "audio" / "test").iterdir()
     for model in Speech.race_models:
-        waveform_verb("sample", speech / model, "--out", tmp_path, "--seconds", "0.002", "--num", "2",
+        cli("sample", speech / model, "--out", tmp_path, "--seconds", "0.002", "--num", "2",
                       "--top-p", "0.9", "--prime", prompt, *CUDA)  # fmt: skip
 
 
 def test_analyse(speech: Path) -> None:
-    waveform_verb("analyse", *(speech / model for model in Speech.race_models), "--tokens", "2000", *CUDA)
+    cli("analyse", *(speech / model for model in Speech.race_models), "--tokens", "2000", *CUDA)
 
 
 def test_bench(gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +110,9 @@ def test_bench(gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return measure_model(**job.arguments, scratch=scratch)
 
     monkeypatch.setattr(bench, "run_in_child", run)
-    file = tmp_path / "b.json"
-    options = ("--preset", "demo", "--audio-minutes", "0", "--batch-size", "2", "--json", file)
-    waveform_verb("bench", *CUDA, "--model", *Speech.race_models, *options)
-    assert {figures["model"] for figures in json.loads(file.read_text())["models"]} == set(model_names()) - NEEDS_CUDNN
+    options = ("--preset", "demo", "--audio-minutes", 0, "--batch-size", 2)
+    found = figures_of(tmp_path / "b.json", "bench", *CUDA, "--model", *Speech.race_models, *options)
+    assert {figures["model"] for figures in found["models"]} == set(model_names()) - NOT_RACED
 
 
 @pytest.fixture(scope="module", name="recall")
@@ -143,9 +128,8 @@ def make_recall(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare", "sweep", "sample", "analyse"])
 def test_recipes(recall: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        metrics, "bits_per", lambda nats, count: 1.0
-    )  # answers are counted on the device, which has no numbers
+    # Answers are counted on the device, which has no numbers.
+    monkeypatch.setattr(metrics, "bits_per", lambda nats, count: 1.0)
     run, other = recall / "compressive_transformer", recall / "transformer_xl"
     arguments = {
         "evaluate": [run, "--rows", 2],
