@@ -192,8 +192,9 @@ def test_modality_and_back() -> None:
         assert format_of(audio_format.modality()) == audio_format
     assert "normalise" not in AudioFormat().modality()  # data sets of earlier versions stay equal
     assert differences(AudioFormat(), AudioFormat()) == ""
-    with pytest.raises(UserError, match="of a newer version"):
-        format_of({"sample_rate_hz": 24_000, "quantiser": "cubic"})
+    for unknown in ("cubic", "mu_law", ["mu-law"]):
+        with pytest.raises(UserError, match="of a newer version"):
+            format_of({"sample_rate_hz": 24_000, "quantiser": unknown})
 
 
 # Not 8,000, the usual port of a web server.

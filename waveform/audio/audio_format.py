@@ -95,9 +95,9 @@ class AudioFormat:
 
 def format_of(modality: Mapping[str, Any]) -> AudioFormat:
     """Read the format of a data set or a run. Raises UserError if this version does not know it."""
-    stored = str(modality.get("quantiser", "mu-law"))
-    quantiser = stored.replace("-", "_")
-    if quantiser not in _QUANTISERS:
+    stored = modality.get("quantiser", "mu-law")
+    quantiser = next((name for name in _QUANTISERS if name.replace("_", "-") == stored), None)
+    if quantiser is None:
         raise UserError(f"the quantiser {stored!r} is of a newer version of waveform; update it")
     if type(modality.get("sample_rate_hz")) is not int:
         raise UserError("a data set of audio has no sample_rate_hz; prepare it again")

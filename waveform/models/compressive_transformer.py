@@ -260,8 +260,8 @@ class CompressiveTransformer(TokenModel, RunsLayers):
 
     def compressor_parameters(self) -> list[nn.Parameter]:
         """Those of every layer's compressor, unless only BPTT trains them."""
-        layers = [layer for layer in self.layers if layer.config.compressed and self.config.compression_loss != "none"]
-        return [parameter for layer in layers for parameter in layer.compressor.parameters()]
+        layers = self.layers if self.config.compression_loss != "none" else []
+        return [parameter for layer in layers if layer.config.compressed for parameter in layer.compressor.parameters()]
 
     @property
     def trains_through_time(self) -> bool:
