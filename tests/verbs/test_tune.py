@@ -253,6 +253,21 @@ def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
     assert own == {str(path) for path in folders[0].glob("trial-*")}
 
 
+@pytest.mark.slow
+def test_two_machines_begin_the_last_trial_at_once(
+    place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
+) -> None:
+    ask = search.Study.ask
+    monkeypatch.setattr(search.Study, "ask", lambda study: (ask(study), ask(study))[1])  # the other one is first
+    out_dir, storage = tmp_path / "s", ["--storage", f"sqlite:///{tmp_path}/shared.db"]
+    assert "other machines run all that --trials allows" in mistake(tune(place, out_dir, *storage, trials=1), capsys)
+    assert not any(out_dir.glob("trial-*"))
+
+    monkeypatch.undo()
+    cli(*tune(place, out_dir, *storage, budget="1s", trials=2))  # what it gave back is begun
+    assert [entry["trial"] for entry in trials_of(out_dir)] == [1]
+
+
 def test_a_database_that_cannot_be_used(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = tune(place, tmp_path / "s", "--storage", "sqlite:////nowhere/of/all.db")
     assert "the database of --storage cannot be used (unable to open database file)" in mistake(command, capsys)

@@ -248,6 +248,9 @@ class _Search:
         seed = random.Random(f"{self.config.seed} {num_begun}{process}").getrandbits(32)
         self._study.sampler = optuna.samplers.TPESampler(seed=seed)
         trial = self._study.ask()
+        if trial.number >= self.config.trials:  # another machine has begun the last one at this moment
+            self._study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+            return None
         self._run_dir(trial.number).mkdir(exist_ok=True)  # it is this folder's
         return trial
 
