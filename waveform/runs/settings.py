@@ -135,7 +135,7 @@ def _composed(family: ConfigFamily, choices: Sequence[Override], config_dir: Pat
     return config
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def _by_hydra(family: ConfigFamily, overrides: tuple[str, ...], models: tuple[str, ...]) -> DictConfig:
     """What Hydra composes, which takes a tenth of a second; models: that are registered."""
     _register(family, models)
@@ -143,6 +143,7 @@ def _by_hydra(family: ConfigFamily, overrides: tuple[str, ...], models: tuple[st
         return compose(family.root, overrides=list(overrides), return_hydra_config=True)
 
 
+@functools.lru_cache(maxsize=1)  # the store has what it was given last
 def _register(family: ConfigFamily, models: Iterable[str]) -> None:
     """Give Hydra's store, which is one for all families, the groups of this one."""
     store = ConfigStore.instance()
