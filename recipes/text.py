@@ -65,9 +65,9 @@ def compose_config(
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
     """Open the newest checkpoint of a run.
 
-    device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that change no parameter, for example a
-    longer `memory` or `compressed` than in training. Raises UserError if there is no run on text, or no complete
-    checkpoint.
+    device: cpu, cuda, mps, or None for a CUDA GPU if there is one. model_fields: fields that change no parameter, for
+    example a longer `memory` or `compressed` than in training. Raises UserError if there is no run on text, or no
+    complete checkpoint.
     """
     require_text(run_dir)
     return open_run(run_dir, device=device, **model_fields)

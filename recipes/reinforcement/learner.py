@@ -125,7 +125,7 @@ class AgentLearner(Learner):
         self.agent.train()
         made = losses(self.agent, unrolls, self.settings, unroll_windows=self.config.unroll)
         counts = torch.tensor([int(unrolls.length.sum()), made.num_windows], dtype=torch.float64)
-        num_steps, num_windows = self.world.sum_(counts.to(self.world.device)).tolist()
+        num_steps, num_windows = self.world.sum_(counts.to(self.sums.device)).tolist()
         settings = self.settings
         loss = (made.policy + settings.baseline_cost * made.value - settings.entropy_cost * made.entropy) / num_steps
         compression = made.compression / max(num_windows, 1)
@@ -144,7 +144,7 @@ class AgentLearner(Learner):
 
     def _figures(self, *sums: float) -> tuple[dict[str, Any], str]:
         returns, episodes, successes, chances = sums
-        last = torch.tensor(list(self._last.values()), dtype=torch.float64, device=self.world.device)
+        last = torch.tensor(list(self._last.values()), dtype=torch.float64, device=self.sums.device)
         figures: dict[str, Any] = dict(zip(self._last, self.world.sum_(last).tolist(), strict=True))
         # A norm is the same on every rank.
         figures |= {name: value for name, value in self._last.items() if name.startswith("grad_norm")}

@@ -37,7 +37,7 @@ def test_each_rule_refuses_in_one_line(name: str) -> None:
 def test_choices_are_named() -> None:
     with pytest.raises(UserError, match="choose auto, fp32 or bf16"):
         TrainConfig(precision="fp64")
-    with pytest.raises(UserError, match="choose cpu or cuda, or null for a GPU"):
+    with pytest.raises(UserError, match="choose cpu, cuda or mps, or null for a CUDA GPU"):
         TrainConfig(device="tpu")
 
 

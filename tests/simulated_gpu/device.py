@@ -64,6 +64,7 @@ _ATTENTION = {
 class OnGpu(Tensor):
     """A tensor on `cuda:0` for all that torch can tell."""
 
+    has_fp64 = True  # of all; Apple's GPUs have none
     like: Tensor  # what it is, on torch's device `meta`
     on_host: Tensor | None  # its values, if they were copied from there
 
@@ -71,6 +72,8 @@ class OnGpu(Tensor):
     def __new__(cls, like: Tensor, *_: Any) -> "OnGpu":
         if isinstance(like, OnGpu):
             return like.detach()
+        if not cls.has_fp64 and like.dtype in (torch.float64, torch.complex128):
+            raise TypeError(f"Cannot convert a MPS Tensor to {like.dtype}")
         self = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=_CUDA
         )

@@ -103,6 +103,16 @@ def test_analyse(speech: Path) -> None:
     cli("analyse", *(speech / model for model in Speech.race_models), "--tokens", "2000", *CUDA)
 
 
+@pytest.mark.usefixtures("no_fp64")
+@pytest.mark.parametrize("model", Speech.race_models)
+def test_without_fp64(speech: Path, tmp_path: Path, model: str) -> None:
+    run = tmp_path / "run"
+    cli("train", speech / "data", run, f"model={model}", "preset=demo", *SPEECH)
+    cli("compare", run, speech / model, *CUDA)
+    cli("sample", run, "--out", tmp_path, "--seconds", "0.002", "--num", "2", *CUDA)
+    cli("analyse", run, "--tokens", "2000", *CUDA)
+
+
 def test_bench(gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(job: Job) -> dict[str, Any]:  # not in another process, which would not know of the device
         scratch = tmp_path / job.title

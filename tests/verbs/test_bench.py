@@ -13,6 +13,8 @@ from waveform.benchmarks.child import Job, run_in_child
 from waveform.benchmarks.preparation import measure_preparation
 from waveform.cli import main
 from waveform.engine.train_config import TrainConfig
+from waveform.ranks.distributed import job
+from waveform.system.errors import UserError
 from waveform.verbs import bench as verb
 
 TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.layers_per_stack=3", "train.chunk=64",
@@ -97,9 +99,15 @@ def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
     assert TrainConfig(**periods).chunks_of_update(0) == 1
 
 
-def test_cuda_without_a_gpu_is_one_line(capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "no usable CUDA device" in mistake(["bench", "--device", "cuda"], capsys)
+def test_a_device_that_cannot_be_used_is_one_line(capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
+    for device, module, reason in (("cuda", "cuda", "CUDA device"), ("mps", "backends.mps", "Apple GPU")):
+        monkeypatch.setattr(f"torch.{module}.is_available", lambda: False)
+        assert f"no usable {reason}" in mistake(["bench", "--device", device], capsys)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert "not on Apple's GPUs" in mistake(["bench", "--device", "mps"], capsys)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="start it without torchrun"), job(device="mps", timeout_s=1):
+        pass
 
 
 def test_what_fails_is_named_and_the_rest_is_kept(tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def losses_by_context(run: TrainedRun, tokens: TokenSet, grid: ContextGrid, *, p
             parts = []
             for x, y in zip(inputs.split(window, dim=1), targets.split(window, dim=1), strict=True):
                 hidden, state, _ = model.forward(x.to(device), state)
-                parts.append(model.head.nll(hidden, y.to(device)).double().cpu())
+                parts.append(model.head.nll(hidden, y.to(device)).cpu().double())
             scored = torch.cat(parts, dim=1)[:, -grid.block :]
             losses[j, begin * grid.block : (begin + len(places)) * grid.block] = scored.flatten().numpy()
             progress.update(targets.numel())

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from waveform.analyses.hooks import attending, observe_attention, read_once
 from waveform.analyses.layers import REGIONS, in_buckets, whole_pieces
+from waveform.engine.interface import wide
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, softmax_of_visible
 from waveform.runs.opened import TrainedRun
@@ -95,9 +96,9 @@ def attention_by_head(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, sho
         for kind, of_kind_BHTK in kinds.items():
             flat_BHn = of_kind_BHTK.flatten(2)
             summed_BHN = flat_BHn.new_zeros(*flat_BHn.shape[:2], num_buckets).scatter_add_(2, index_BHn, flat_BHn)
-            weight_LHN[kind][layer] += summed_BHN.sum(dim=0).double().cpu()
-            distance_LH[kind][layer] += (of_kind_BHTK * distance_BTK[:, None]).sum(dim=(0, 2, 3)).double().cpu()
-        by_region = weights_BHTK.double().sum(dim=(0, 2)).split(list(regions.values()), dim=-1)
+            weight_LHN[kind][layer] += summed_BHN.sum(dim=0).cpu().double()
+            distance_LH[kind][layer] += (of_kind_BHTK * distance_BTK[:, None]).sum(dim=(0, 2, 3)).cpu().double()
+        by_region = wide(weights_BHTK).sum(dim=(0, 2)).split(list(regions.values()), dim=-1)
         share_RLH[:, layer] += torch.stack([weights_HK.sum(dim=-1) for weights_HK in by_region]).cpu()
         last_queries[layer] = weights_BHTK[-1, :, -_NUM_TARGETS:].float().cpu()
         if layer == 0:

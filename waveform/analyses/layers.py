@@ -70,10 +70,10 @@ def observe_layers(
     seen_losses: list[Tensor] = []
 
     def see_attention(layer: int, attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> None:
-        seen_received.append(attention.received_attention(attended, slots).double().cpu())
+        seen_received.append(attention.received_attention(attended, slots).cpu().double())
 
     def see_loss(layer: int, loss: Tensor) -> None:
-        seen_losses.append(loss.double().cpu())
+        seen_losses.append(loss.cpu().double())
 
     place = {utterance: i for i, utterance in enumerate(order)}
     # The parameters of a run require no gradient, but without any the losses would not be computed.

@@ -29,7 +29,7 @@ NEW_RUN_DIR = Argument("run_dir", "where the run is kept; resumed if it exists",
 CONFIG_DIR = path("--config-dir", "your own Hydra configs, for example DIR/preset/mine.yaml", metavar="DIR")
 SPLIT = Argument("--split", "train, valid or test (default)", metavar="NAME")
 JSON = path("--json", "write the figures there", dest="json_file", metavar="FILE")
-DEVICE = Argument("--device", "default: a GPU if there is one", choices=("cpu", "cuda"))
+DEVICE = Argument("--device", "default: a CUDA GPU if there is one", choices=("cpu", "cuda", "mps"))
 DATA = path("--data", "audio or a data set, if not the run's own", metavar="DIR")
 MEMORIES = (
     number("--memory", "memory slots, if not as in training"),

@@ -111,18 +111,18 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of the generators that work on `device` draws from: `cpu`, and `cuda` for a GPU."""
+    """The state of the generators that work on `device` draws from: `cpu`, and that of a GPU by its type."""
     state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type != "cpu":
+        state[device.type] = getattr(torch, device.type).get_rng_state()
     return state
 
 
 def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Continue from a state of `random_state`; that of a GPU is ignored on a CPU."""
+    """Continue from a state of `random_state`; that of a GPU is ignored elsewhere."""
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if device.type != "cpu" and device.type in state:
+        getattr(torch, device.type).set_rng_state(state[device.type])
 
 
 def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.engine.interface import SequenceModel, to_device
+from waveform.engine.interface import SequenceModel, fp64_device, to_device, wide
 from waveform.engine.metrics import bits
 from waveform.engine.scored_window import ScoredWindow
 from waveform.engine.single_pass import DealtWindow, score_once
@@ -76,6 +76,7 @@ class Tally:
 
     def __init__(self, tokens: TokenSet, *, classes: Classes | None, device: torch.device) -> None:
         self._tokens, self._classes = tokens, classes
+        device = fp64_device(device)
         self._nats = torch.zeros(len(tokens), dtype=torch.float64, device=device)
         self._counts = torch.zeros(len(tokens), dtype=torch.int64)
         if classes is None:
@@ -89,12 +90,12 @@ class Tally:
         """Count one window; returns the number of its tokens."""
         nll, lengths = scores.nll.detach(), dealt.window.scored.sum(dim=1)
         utterances = torch.tensor(dealt.utterances)
-        sums = torch.where(scores.scored, nll, 0).double().sum(dim=1)
+        sums = wide(torch.where(scores.scored, nll, 0)).sum(dim=1)
         self._nats.index_add_(0, to_device(utterances, sums.device), sums)
         self._counts.index_add_(0, utterances, lengths)
         if self._classes is not None:
-            of_token = self._classes_of(dealt).to(nll.device)
-            self._class_nats.index_add_(0, of_token, nll[scores.scored].double())
+            of_token = self._classes_of(dealt).to(sums.device)
+            self._class_nats.index_add_(0, of_token, wide(nll[scores.scored]))
             self._class_counts += torch.bincount(of_token, minlength=self._num_classes)
         return int(lengths.sum())
 
@@ -116,7 +117,7 @@ class Tally:
         sums = [self._nats, self._counts]
         if self._classes is not None:
             sums += [self._class_nats, self._class_counts]
-        nats, counts, *by_class = (world.sum_(each.to(world.device)).cpu().numpy() for each in sums)
+        nats, counts, *by_class = (world.sum_(each.to(self._nats.device)).cpu().numpy() for each in sums)
         assert not whole or counts.tolist() == self._tokens.lengths, "a token was scored twice or not at all"
         return Evaluation(list(self._tokens.names), nats, counts, protocol, *by_class)
 

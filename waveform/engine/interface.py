@@ -3,6 +3,7 @@
 Shape letters: B rows (independent streams), T steps, D model width, V classes.
 """
 
+import copy
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from waveform.engine.drawing import DrawConfig, choose
 from waveform.system.errors import UserError
+
+WITHOUT_FP64 = {"mps"}  # types of devices; `mps`: Apple's GPUs
 
 # A (possibly nested) NamedTuple or tuple of tensors, every one batch first. Counters live on the CPU, so that
 # deciding where a window ends never waits for an accelerator.
@@ -209,10 +212,33 @@ def map_state(function: Callable[..., Tensor], state: State, *others: State) -> 
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`, without waiting for what the device is doing."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
+    """`tensor` on `device`, in fp32 if that has no fp64, without waiting for what the device is doing."""
+    is_cuda = device.type == "cuda"
+    if tensor.dtype == torch.float64 and device.type in WITHOUT_FP64:
+        tensor = tensor.float()
+    if is_cuda and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()  # a copy from pageable memory is not asynchronous
-    return tensor.to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=is_cuda)
+
+
+def fp64_device(device: torch.device | str) -> torch.device:
+    """Where what needs fp64 is computed for a model on `device`: there, or on the CPU if it has none."""
+    device = torch.device(device)
+    return torch.device("cpu") if device.type in WITHOUT_FP64 else device
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """`tensor` in fp64, on its `fp64_device`."""
+    return tensor.to(fp64_device(tensor.device)).double()
+
+
+def for_drawing(model: SequenceModel) -> SequenceModel:
+    """The model that tokens are drawn from: itself, or a copy on the CPU if its device has no fp64."""
+    device = next(iter(model.parameters())).device
+    if (other := fp64_device(device)) == device:
+        return model
+    assert isinstance(model, nn.Module)
+    return copy.deepcopy(model).to(other)
 
 
 def state_tensors(state: State) -> list[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from waveform.engine.checkpoint import TrainingProgress
-from waveform.engine.interface import SequenceModel, State, optional_parts
+from waveform.engine.interface import SequenceModel, State, fp64_device, optional_parts
 from waveform.engine.scored_window import uses_kernel_threads
 from waveform.engine.train_config import BaseTrainConfig
 from waveform.ranks.distributed import World
@@ -38,7 +38,7 @@ class Learner(ABC):
         self.optimiser = torch.optim.Adam(parameters, lr=config.lr, betas=(0.9, config.beta2), fused=True)
         self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
         # Since the last record: what `figures` is made of, of this rank; how long it waited for a core.
-        self.sums, self.waited_s = torch.zeros(4, dtype=torch.float64, device=world.device), 0.0
+        self.sums, self.waited_s = torch.zeros(4, dtype=torch.float64, device=fp64_device(world.device)), 0.0
         self._recorded = (self.seconds, self.tokens_seen)  # at the last record, or when it was restored
 
     @property
@@ -72,9 +72,9 @@ class Learner(ABC):
 
     def wait_for_device(self) -> None:
         """Count the work that is still queued on a GPU as time of training."""
-        if self.world.device.type == "cuda":
+        if self.world.device.type != "cpu":
             began = time.perf_counter()
-            torch.cuda.synchronize(self.world.device)
+            getattr(torch, self.world.device.type).synchronize()
             self.seconds += time.perf_counter() - began
 
     @property

@@ -34,7 +34,7 @@ def conditions(learner: Learner) -> dict[str, str | int]:
     return {
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
-        "processor": cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": device.type,
         "precision": str(autocast or torch.float32).removeprefix("torch."),

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from waveform.engine.drawing import DrawConfig
-from waveform.engine.interface import SequenceModel, State, begin_of_utterance, decoder, map_state, take_rows
+from waveform.engine.interface import (
+    SequenceModel,
+    State,
+    begin_of_utterance,
+    decoder,
+    for_drawing,
+    map_state,
+    take_rows,
+)
 from waveform.engine.labels import UNKNOWN
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.system.errors import UserError
@@ -58,6 +66,7 @@ def sample(
     int8 with a model that has no int8 decoder.
     """
     require_ram_for_state(model, num_streams)
+    model = for_drawing(model)
     made_shape = (num_streams, num_steps if on_block is None else 0)
     require_ram(8 * math.prod(made_shape), what=f"{num_streams} x {num_steps} tokens", remedy="ask for fewer")
     state, tokens = read_prompt(

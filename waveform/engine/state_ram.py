@@ -8,7 +8,7 @@ from waveform.system.ram import machine_bytes, require_ram
 
 # Tokens of one call that make it fast: with fewer the time goes into starting operations, with more what they hand to
 # each other no longer fits a CPU's cache.
-_TOKENS_PER_CALL = {"cpu": 4096, "cuda": 32768}
+_TOKENS_PER_CALL, _TOKENS_PER_GPU_CALL = 4096, 32768
 _STATE_SHARE = 8  # one part in so many of the memory is for the state; a call holds the old one, the new one, and more
 
 
@@ -35,4 +35,4 @@ def fast_rows(model: SequenceModel, *, window: int, device: torch.device) -> int
     is_cuda = device.type == "cuda"
     present = torch.cuda.get_device_properties(device).total_memory if is_cuda else machine_bytes()
     fitting = present // (_STATE_SHARE * max(row_bytes(model), 1))
-    return max(1, min(_TOKENS_PER_CALL["cuda" if is_cuda else "cpu"] // window, fitting))
+    return max(1, min((_TOKENS_PER_CALL if device.type == "cpu" else _TOKENS_PER_GPU_CALL) // window, fitting))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from waveform.engine.checkpoint import TrainingProgress
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
-from waveform.engine.interface import SequenceModel, State, detach, optional_parts
+from waveform.engine.interface import SequenceModel, State, detach, optional_parts, wide
 from waveform.engine.learner import Learner, clip
 from waveform.engine.metrics import bits
 from waveform.engine.model_options import apply_options
@@ -90,7 +90,7 @@ class TokenLearner(Learner):
         self.reduce_gradients()
         # Without any gradient (nothing evicted yet) a norm is a zero on the CPU.
         norms = {name: fsdp.whole(n).to(self.world.device) for name, n in clip(self.groups, config.clip_norm).items()}
-        seen = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
+        seen = sums + 0 * wide(torch.stack(list(norms.values())).sum())
         spans = [rows for chunk in chunks for rows in chunk.spans]
         bad = self.finite.look(Update(self.step, spans, period, seen, torch.stack(self._row_nats)))
         if bad is None:
@@ -122,7 +122,7 @@ class TokenLearner(Learner):
         num_scored = max(sum(chunk.num_scored for chunk in chunks), 1)
         windows = [window for chunk in chunks for window in chunk.windows]
         num_whole = max(sum(chunk.num_whole for chunk in chunks), 1)
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        sums = torch.zeros_like(self.sums)
         self._row_nats = []
         if not self.module.training:  # setting it walks all modules
             self.module.train()
@@ -137,7 +137,7 @@ class TokenLearner(Learner):
                 self.state, nats = scores.state, scores.nats
                 self._row_nats.append(scores.row_nats)
                 loss = loss + nats / num_scored + scores.aux * (config.aux_weight / num_whole)
-                sums[:3] += torch.stack([t.detach().double() for t in (nats, scores.scored.sum(), scores.aux)])
+                sums[:3] += torch.stack([wide(t.detach()) for t in (nats, scores.scored.sum(), scores.aux)])
             loss.backward()
             self.state = detach(self.state)
         sums[3] += sum(int(window.whole.sum()) for window in windows)

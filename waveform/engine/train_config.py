@@ -14,7 +14,10 @@ from waveform.system.rules import BELOW_1, NOT_NEGATIVE, Rule, check_rules, one_
 _MAX_CHUNK = 2**24  # far above any that was ever trained on: a stop waits for the end of a step
 
 _LIMIT = Rule(lambda value: value is None or value > 0, "it must be above 0, or null for no limit")
-_DEVICE = Rule(lambda value: value in (None, "cpu", "cuda"), "choose cpu or cuda, or null for a GPU if there is one")
+_DEVICE = Rule(
+    lambda value: value in (None, "cpu", "cuda", "mps"),
+    "choose cpu, cuda or mps, or null for a CUDA GPU if there is one",
+)
 _Count = Annotated[int, Rule(lambda value: value >= 1, "it must be at least 1")]
 _Steps = Annotated[int, NOT_NEGATIVE]
 _Limit = Annotated[float | None, _LIMIT]
@@ -51,7 +54,7 @@ class BaseTrainConfig:
     log_every: _Count = 20  # steps
     # tensorboard | trackio | wandb | none: what shows curves and sounds, besides metrics.jsonl
     log: Annotated[str, one_of(*TRACKERS)] = "tensorboard"
-    device: Annotated[str | None, _DEVICE] = None  # cpu | cuda; null: a GPU if there is one
+    device: Annotated[str | None, _DEVICE] = None  # cpu | cuda | mps (Apple); null: a CUDA GPU if there is one
     timeout_s: _Timeout = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
 
     # What `TrainConfig` makes settings of, where there is nothing to choose.

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from waveform.engine.interface import fp64_device
 from waveform.models.dropout import Dropout
 from waveform.models.linear import Linear, linear
 
@@ -58,7 +59,7 @@ def frequencies(num_position_features: int, *, device: torch.device | str | None
 def encode_times(times: Tensor, *, num_position_features: int, dtype: torch.dtype) -> Tensor:
     """times [...] -> R(t) = [sin(w t); cos(w t)] [..., P] of `dtype`, from angles never below fp32."""
     precise = torch.promote_types(dtype, torch.float32)
-    w = frequencies(num_position_features, device=times.device).to(precise)
+    w = frequencies(num_position_features, device=fp64_device(times.device)).to(precise).to(times.device)
     angles = times.to(precise)[..., None] * w
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.engine.interface import map_state, to_device
+from waveform.engine.interface import fp64_device, map_state, to_device
 from waveform.engine.sound_classes import SoundClasses
 from waveform.models.linear import Linear
 
@@ -100,7 +100,7 @@ class LinearPrediction(nn.Module):
         """State of rows of which nothing has been read, in a tuple as `RowLabels` are."""
 
         def full(*shape: int, value: float = 0.0) -> Tensor:
-            return torch.full((batch_size, *shape), value, dtype=torch.float64, device=device)
+            return torch.full((batch_size, *shape), value, dtype=torch.float64, device=fp64_device(device))
 
         k = NUM_PREDICTORS
         energy = full(k, NUM_SPEEDS, value=FIRST_ENERGY)

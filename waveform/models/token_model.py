@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from waveform.engine.interface import OptionalParts, Step
+from waveform.engine.interface import OptionalParts, Step, fp64_device
 from waveform.models.label_embedding import LabelEmbedding
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState, with_prediction
 from waveform.models.model_config import ModelConfig
@@ -92,6 +92,9 @@ class TokenModel(nn.Module, OptionalParts, ABC):
 
 def _read(predictors: LinearPrediction, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
     """By compiled kernels on a CPU, by operations of torch elsewhere."""
+    if (device := fp64_device(tokens.device)) != tokens.device:
+        (features, centre, for_head), after = _read(predictors, tokens.to(device), state)
+        return Prediction(*(part.to(tokens.device) for part in (features.float(), centre, for_head.float()))), after
     if tokens.device.type == "cpu" and not is_in_torch_dispatch_mode():  # which would not see what they do
         from waveform.kernels.prediction import read_rows  # here: others do without numba
 

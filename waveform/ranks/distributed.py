@@ -181,9 +181,11 @@ def _from_first(value: bool = False) -> bool:
 
 
 def choose_device(device: str | None) -> str:
-    """`cpu` or `cuda`; None chooses a GPU if there is one. Raises UserError if CUDA is requested but not usable."""
+    """`cpu`, `cuda` or `mps`; None: `cuda` if there is one, or else `cpu`. Raises UserError if there is none."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda: this machine has no usable CUDA device; leave the device out, or choose cpu")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device mps: this machine has no usable Apple GPU; leave the device out, or choose cpu")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -194,10 +196,13 @@ def job(*, device: str | None = None, timeout_s: float) -> Iterator[World]:
     device: as for `choose_device`; timeout_s: how long a rank waits for the others in a reduction. Raises RankLost if
     another rank ended or hangs.
     """
-    cuda = choose_device(device) == "cuda"
+    chosen = choose_device(device)
+    cuda = chosen == "cuda"
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    world = World(rank, size, torch.device(f"cuda:{local_rank}" if cuda else "cpu"))
+    world = World(rank, size, torch.device(f"cuda:{local_rank}" if cuda else chosen))
+    if size > 1 and chosen == "mps":
+        raise UserError("device mps: an Apple GPU works for one process; start it without torchrun")
     if cuda:
         torch.cuda.set_device(world.device)
     joins = size > 1 and not dist.is_initialized()

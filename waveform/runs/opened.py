@@ -97,7 +97,7 @@ class TrainedRun:
 def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
     """Open the newest checkpoint of a run: a run folder, an archive of one, or the name of a bundled run.
 
-    device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that do not change the parameters, for
+    device: cpu, cuda, mps, or None for a CUDA GPU if there is one. model_fields: fields that change no parameter, for
     example a longer `memory` or `compressed` than in training; None: as in training. Raises UserError if there is no
     run or no complete checkpoint.
     """

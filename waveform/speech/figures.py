@@ -10,7 +10,7 @@ import torch
 from waveform.audio.audio_format import LOOKS_AHEAD, format_of
 from waveform.engine.drawing import DrawConfig
 from waveform.engine.evaluator import Evaluation
-from waveform.engine.interface import begin_of_utterance, decoder
+from waveform.engine.interface import begin_of_utterance, decoder, for_drawing
 from waveform.engine.metrics import bits
 from waveform.engine.token_set import TokenSet
 from waveform.runs.opened import TrainedRun
@@ -79,12 +79,12 @@ def by_label_rows(entries: Sequence[Sequence[dict[str, Any]]]) -> list[list[str]
 
 @torch.inference_mode()
 def sampling_speed(run: TrainedRun) -> float:
-    """Samples per second of one stream that `run` generates on its device, from empty memories."""
-    vocab_size = int(run.config["dataset"]["vocab_size"])
-    tokens = torch.tensor([begin_of_utterance(vocab_size)], device=run.device)
-    state = run.model.init_state(1, device=run.device, dtype=torch.float32)
-    stepper = decoder(run.model, state)
-    uniform = torch.full((32, 1), 0.5, device=run.device)
+    """Samples per second of one stream that `run` generates where it draws, from empty memories."""
+    vocab_size, model = int(run.config["dataset"]["vocab_size"]), for_drawing(run.model)
+    device = next(iter(model.parameters())).device
+    tokens = torch.tensor([begin_of_utterance(vocab_size)], device=device)
+    stepper = decoder(model, model.init_state(1, device=device, dtype=torch.float32))
+    uniform = torch.full((32, 1), 0.5, device=device)
     stepper.draw(tokens, uniform, DrawConfig())  # may wait for a compiler, or a capture
     steps, began = 0, time.perf_counter()
     while time.perf_counter() - began < _SPEED_SECONDS:

@@ -145,7 +145,7 @@ def check_amount(num: int, seconds: float, *, endless: bool) -> None:
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> Run:
     """Open the newest checkpoint of a run for `nll` and `sample`.
 
-    device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that do not change the parameters, for
+    device: cpu, cuda, mps, or None for a CUDA GPU if there is one. model_fields: fields that change no parameter, for
     example a longer `memory` or `compressed` than in training. Raises UserError if there is no run on audio or no
     complete checkpoint.
     """

@@ -56,6 +56,8 @@ def bench(
     failed.
     """
     chosen = choose_device(device)
+    if chosen == "mps":
+        raise UserError("bench measures on cpu and cuda, not on Apple's GPUs")
     require_writable(json_file, option="--json")
     if not 0 <= audio_minutes < math.inf:
         raise UserError(f"--audio-minutes {audio_minutes}: give 0 or more")

@@ -1,0 +1,35 @@
+"""A device without fp64, as Apple's GPUs are (`mps`): what needs fp64 is computed on the CPU.
+
+torch has no `mps` here, so the simulated GPU stands in, and refuses every tensor in fp64.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import laws
+from tests.engine.conftest import write_tokens
+from tests.engine.training import small_learner
+from tests.simulated_gpu.device import SimulatedGpu, without_gpu
+from waveform.engine.interface import for_drawing
+from waveform.ranks.distributed import World
+from waveform.system.signals import StopRequest
+
+pytestmark = [without_gpu, pytest.mark.usefixtures("no_fp64")]
+
+
+@pytest.mark.parametrize("case", laws.params())
+def test_it_trains_and_evaluates(case: laws.Case, gpu: SimulatedGpu, tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path / "tokens.shard", [60, 45, 33, 80, 21, 52, 70, 9])
+    unroll = 2 if case.fields.get("compression_loss") == "none" else 1
+    options = {"device": "cuda", "chunk": 2 * case.fields.get("window", 4), "unroll": unroll}
+    world = World(device=torch.device("cuda:0"))
+    learner = small_learner(case.model, tokens, world=world, fields=case.fields, **options)
+    for _ in range(3):
+        learner.update()
+    assert learner.record()[0]["nll_nats"] > 0
+    with learner.evaluated(tokens, StopRequest()) as evaluation:
+        assert evaluation.counts.sum() == tokens.num_tokens
+    assert gpu.operations["mm"] or gpu.operations["addmm"]
+    assert {parameter.device.type for parameter in for_drawing(learner.model).parameters()} == {"cpu"}
