@@ -18,6 +18,7 @@ from pytest import MonkeyPatch
 
 from tests.calling import Capsys, cli, figures_of, mistake
 from waveform.runs.hub import HUB_CONFIG_FILE
+from waveform.speech.domain import Speech
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _ABOUT = ["--licence", "cc-by-4.0", "--language", "en", "--trained-on", "three sines: a, b & c"]
@@ -97,6 +98,15 @@ def test_the_card_says_what_the_user_said_and_what_was_measured(speech: Path, pl
     }  # fmt: skip
     config = json.loads((place / "hub" / HUB_CONFIG_FILE).read_text())["config"]
     assert config["dataset"]["path"] == "" and str(speech) not in str(config)
+
+
+def test_the_card_of_a_bundled_run_states_its_licence(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(Speech, "examples", lambda self, run: {})
+    cli("export", "speech-en", tmp_path / "hub", "--format", "hub", "--language", "en-us")
+    card = (tmp_path / "hub" / "README.md").read_text()
+    about = yaml.safe_load(card.split("---")[1])
+    assert (about["license"], about["language"]) == ("cc-by-sa-3.0", "en-us")
+    assert "Licence: cc-by-sa-3.0." in card and "recordings by Allison Smith" in card
 
 
 def test_verbs_read_the_folder_as_they_do_the_run(speech: Path, place: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`export`: a trained run as one file, or as a folder for a model hub: every verb takes either in its place."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from waveform.domain import domain_of_runs
 from waveform.runs.archive import write_archive
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.hub import write_hub
+from waveform.runs.named import is_bundled
 from waveform.runs.opened import TrainedRun, use_saved
 from waveform.system.errors import UserError
 
@@ -36,6 +37,13 @@ class CardOptions:
     language: str | None = None  # its code, for example en
     trained_on: str | None = None  # the data, in words
     figures: Path | None = None  # what `evaluate --json` wrote
+
+
+_OF_BUNDLED = {
+    "licence": "cc-by-sa-3.0",
+    "language": "en",
+    "trained_on": "recordings by Allison Smith in the Debian package asterisk-core-sounds-en-g722 (Digium, Inc.)",
+}
 
 
 def export(
@@ -74,6 +82,8 @@ def export(
 
 def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
     """What the template of the card asks for. Raises UserError for figures of another run."""
+    if is_bundled(run.given):
+        card = CardOptions(**_OF_BUNDLED | {name: value for name, value in asdict(card).items() if value is not None})
     figures, quality, size = None, [], num_parameters(run.model)
     if card.figures is not None:
         try:
