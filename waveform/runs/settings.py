@@ -72,8 +72,7 @@ def compose_family(
     parsed = [_parsed(override) for override in overrides]
     groups = {"model", "train", "preset", "study", *family.groups}
     choices = [each for each in parsed if each.key_or_group in groups and not isinstance(each.value(), dict)]
-    config = _composed(family, choices, config_dir)
-    chosen = dict(config.pop("hydra").runtime.choices)
+    config, chosen = _composed(family, choices, config_dir)
     sections = {group: OmegaConf.to_container(config[group]) for group in _SECTIONS if group in chosen.keys() & config}
     config.update({group: chosen[group] for group in ("recipe", "preset") if group in sections})
     for group in ("preset_model", "study"):
@@ -115,8 +114,10 @@ def _parsed(text: str) -> Override:
     return override
 
 
-def _composed(family: ConfigFamily, choices: Sequence[Override], config_dir: Path | None) -> DictConfig:
-    """What Hydra makes of the choices, with each preset and study in a section of its own."""
+def _composed(
+    family: ConfigFamily, choices: Sequence[Override], config_dir: Path | None
+) -> tuple[DictConfig, dict[str, str]]:
+    """What Hydra makes of the choices, with each preset and study in a section of its own, and what is chosen."""
     given = [str(choice.input_line).lstrip("+") for choice in choices]
     for choice in choices:
         if not isinstance(choice.value(), str | int):
@@ -124,23 +125,25 @@ def _composed(family: ConfigFamily, choices: Sequence[Override], config_dir: Pat
     overrides, models = (_search_path(family, config_dir), *given), tuple(model_names())
     by_hydra = _by_hydra if config_dir is None else _by_hydra.__wrapped__  # a user's own files may change
     try:
-        config = copy.deepcopy(by_hydra(family, overrides, models))
+        return copy.deepcopy(by_hydra(family, overrides, models))
     except Exception as error:  # Hydra and its grammar raise whatever they come across
         if isinstance(error, MissingConfigException) and error.options:
             group, _, name = str(error.missing_cfg_file).rpartition("/")
             raise UserError(f"unknown {group} {_shown(name)!r}; choose one of {', '.join(error.options)}") from error
         reason = " ".join(f"{error} {error.__cause__ or ''}".split("Config search path")[0].split())
         raise UserError(_shown(f"{', '.join(map(_shown, given))}: {reason}", _LONGEST_MESSAGE)) from error
-    OmegaConf.set_struct(config, False)
-    return config
 
 
 @functools.lru_cache(maxsize=128)
-def _by_hydra(family: ConfigFamily, overrides: tuple[str, ...], models: tuple[str, ...]) -> DictConfig:
-    """What Hydra composes, which takes a tenth of a second; models: that are registered."""
+def _by_hydra(
+    family: ConfigFamily, overrides: tuple[str, ...], models: tuple[str, ...]
+) -> tuple[DictConfig, dict[str, str]]:
+    """The same, uncopied, which takes a tenth of a second; models: that are registered."""
     _register(family, models)
     with initialize_config_module(family.module, version_base="1.3"):
-        return compose(family.root, overrides=list(overrides), return_hydra_config=True)
+        config = compose(family.root, overrides=list(overrides), return_hydra_config=True)
+    OmegaConf.set_struct(config, False)
+    return config, dict(config.pop("hydra").runtime.choices)
 
 
 @functools.lru_cache(maxsize=1)  # the store has what it was given last
