@@ -66,8 +66,8 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int 
     """Open the newest checkpoint of a run.
 
     device: cpu, cuda, mps, or None for a CUDA GPU if there is one. model_fields: fields that change no parameter, for
-    example a longer `memory` or `compressed` than in training. Raises UserError if there is no run on text, or no
-    complete checkpoint.
+    example a longer `memory` or `compressed` than in training. Raises UserError if it is not a run on text, or
+    has no complete checkpoint.
     """
     require_text(run_dir)
     return open_run(run_dir, device=device, **model_fields)

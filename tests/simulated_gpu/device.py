@@ -122,6 +122,7 @@ class SimulatedGpu(TorchDispatchMode):
         self.attention: list[Attention] = []
         self.operations: Counter[str] = Counter()  # all but views and allocations: about one kernel each
         self.num_in_backward = 0  # of these
+        self.operators: set[str] = set()  # all of them, by torch's full names
 
     def wait(self, why: str) -> None:
         assert not self.capturing, f"{_place()}: {why}, while a graph is captured"
@@ -153,6 +154,7 @@ class SimulatedGpu(TorchDispatchMode):
         if func in _ATTENTION:
             name, place_of_mask = _ATTENTION[func]
             self.attention.append(Attention(name, None if place_of_mask is None else args[place_of_mask]))
+        self.operators.add(func.name().removeprefix("aten::"))
         name = func._overloadpacket.__name__
         if not _is_view(func) and name not in _ALLOCATING and name != "_unsafe_view":
             self.operations[name] += 1

@@ -181,7 +181,7 @@ def _from_first(value: bool = False) -> bool:
 
 
 def choose_device(device: str | None) -> str:
-    """`cpu`, `cuda` or `mps`; None: `cuda` if there is one, or else `cpu`. Raises UserError if there is none."""
+    """`cpu`, `cuda` or `mps`; None: `cuda` if there is one, or else `cpu`. Raises UserError if it is not there."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda: this machine has no usable CUDA device; leave the device out, or choose cpu")
     if device == "mps" and not torch.backends.mps.is_available():

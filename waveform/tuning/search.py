@@ -8,7 +8,6 @@ machines can share a study in a database, each with a DIR of its own that has th
 """
 
 import math
-import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -240,17 +239,15 @@ class _Search:
         for begun in self._running():
             if self.config.storage is None or self._run_dir(begun.number).exists():
                 return optuna.Trial(self._study, begun._trial_id)
-        num_begun = len(self._study.get_trials(states=(TrialState.RUNNING, *_STATES)))
-        if num_begun >= self.config.trials:
+        if len(self._study.get_trials(states=(TrialState.RUNNING, *_STATES))) >= self.config.trials:
             return None
-        # Seeded for each trial: a search that goes on would otherwise draw its first trials once more.
-        process = "" if self.config.storage is None else f" {os.getpid()}"  # others draw at the same time
-        seed = random.Random(f"{self.config.seed} {num_begun}{process}").getrandbits(32)
-        self._study.sampler = optuna.samplers.TPESampler(seed=seed)
         trial = self._study.ask()
         if trial.number >= self.config.trials:  # another machine has begun the last one at this moment
             self._study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
             return None
+        # Seeded for each trial: a search that goes on would otherwise draw its first trials once more.
+        seed = random.Random(f"{self.config.seed} {trial.number}").getrandbits(32)
+        self._study.sampler = optuna.samplers.TPESampler(seed=seed)
         self._run_dir(trial.number).mkdir(exist_ok=True)  # it is this folder's
         return trial
 
