@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
@@ -20,7 +21,7 @@ _TORCHRUN_TIMEOUT_S = 8
 
 
 def _fail(folder: Path) -> None:
-    """What torchrun runs: rank 1 kills itself once, then hangs once, then continues."""
+    """What torchrun's agent runs: rank 1 kills itself once, then hangs once, then continues."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with job(device="cpu", timeout_s=_TORCHRUN_TIMEOUT_S) as world:
         tokens = write_tokens(folder / f"tokens_{attempt}_{world.rank}", [60, 45, 33, 80])
@@ -46,11 +47,24 @@ def _fail(folder: Path) -> None:
             os._exit(2)
 
 
+def _launch(folder: Path) -> None:
+    """What `torchrun --standalone --nproc-per-node=2 --max-restarts=2` does, with forks of a process that has torch."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=2,
+        start_method="fork",
+    )
+    elastic_launch(config, _fail)(folder)
+
+
 @pytest.mark.slow
 def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = subprocess.run(
-        [*torchrun, "-m", __name__, str(tmp_path)],
+        [sys.executable, "-m", __name__, str(tmp_path)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -96,5 +110,5 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    _fail(Path(sys.argv[1]))
+    _launch(Path(sys.argv[1]))
     os._exit(0)  # the test does not care how gloo's threads end

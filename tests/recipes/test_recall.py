@@ -227,7 +227,7 @@ def test_compressed_memory_pays(tmp_path: Path) -> None:
     run("prepare", "recall", tmp_path / "data", *settings)
     bits = {}
     for model, slots in (("compressive_transformer", "model.compressed=32"), ("transformer_xl", "model.memory=48")):
-        size = ["model.window=16", "model.memory=16", "train.chunk=16", "train.max_steps=600", "train.batch_size=64"]
+        size = ["model.window=16", "model.memory=16", "train.chunk=16", "train.max_steps=600", "train.batch_size=32"]
         run("train", tmp_path / "data", tmp_path / model, f"model={model}", *size, slots, "train.lr=4e-3")
         figures = figures_of(tmp_path / f"{model}.json", "evaluate", tmp_path / model)
         beyond = [entry for entry in figures["bits_by_distance"] if entry["from"] > 64 and entry["to"] <= 128]
