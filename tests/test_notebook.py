@@ -20,7 +20,7 @@ def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
     settings, training, drawn, tuned = (notebook.cells[i] for i in (1, 5, 8, 13))
     for cell, given, short in (
         (settings, "SECONDS = 25", "SECONDS = 1"),
-        (settings, "import waveform\n", "from waveform.speech import figures\nfigures._SPEED_SECONDS = 0.01\n"),
+        (settings, "SECONDS =", "from waveform.speech import figures\nfigures._SPEED_SECONDS = 0.01\nSECONDS ="),
         (settings, "demo_speech_dir()  # or", 'Path("audio")  # or'),
         (training, "settings = [", 'settings = ["train.log_every=1", '),
         (drawn, "seconds=2", "seconds=0.2"),
