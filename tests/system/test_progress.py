@@ -20,6 +20,19 @@ def test_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "sample/s" in lines[-1] and "ETA" in lines[-1] and "x real time" in lines[-1]
 
 
+def test_an_eta_waits_until_the_start_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Progress("train", total=1000, unit="s", initial=500) as bar:
+        now = 100.0  # it took 98 s to begin
+        bar.update(2)
+        now = 110.0
+        bar.update(10)
+    assert capsys.readouterr().err.splitlines() == ["train: 502/1,000 s (50%)", "train: 512/1,000 s (51%), ETA 4473 s"]
+
+
 def test_the_last_line_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

@@ -68,7 +68,7 @@ class Progress:
         parts = [f"{self._label}: {_amount(self._done)}{of_total} {self._unit}{share}"]
         if self._unit != "s":
             parts.append(f"{_amount(rate)} {self._unit}/s")
-        if self._total and rate > 0:
+        if self._total and 200 * (self._done - self._initial) > self._total:  # earlier, the start would count too much
             parts.append(f"ETA {max(self._total - self._done, 0) / rate:.0f} s")
         line = ", ".join(filter(None, [*parts, self._note]))
         if self._in_place:
