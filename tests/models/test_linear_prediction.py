@@ -158,7 +158,8 @@ def test_other_tokens_have_no_classes() -> None:
     assert classes_of({"kind": "text"}) is None and classes_of({"kind": "audio", "quantiser": "cubic"}) is None
 
 
-def test_nll_by_the_kernel_is_that_by_torch() -> None:
+@pytest.mark.parametrize("surprise", [0, 6])  # how much smaller than the errors the scales are, in nats
+def test_nll_by_the_kernel_is_that_by_torch(surprise: int) -> None:
     """In fp32 against fp64: the NLL, and the gradients of what a head reads and of its weights."""
     head = PredictionHead(8, classes=_CLASSES)
     torch.nn.init.normal_(head.projection.weight, std=0.2)
@@ -166,6 +167,7 @@ def test_nll_by_the_kernel_is_that_by_torch() -> None:
     prediction, _ = _by_kernel(_predictors(), _vowel(200))
     targets = _vowel(201)[:, 1:]
     hidden = torch.cat([torch.randn(3, 200, 8, dtype=torch.float64), prediction.for_head], dim=-1)
+    hidden[..., -lp.NUM_PREDICTORS - 1 : -1] -= surprise
     grads = []
     for model, dtype in ((head, torch.float32), (exact, torch.float64)):
         inputs = hidden.to(dtype).requires_grad_()
@@ -174,6 +176,14 @@ def test_nll_by_the_kernel_is_that_by_torch() -> None:
         grads.append((nll, inputs.grad[..., :8], model.projection.weight.grad, model.projection.bias.grad))
     for actual, expected in zip(*grads, strict=True):
         torch.testing.assert_close(actual.double(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_loud_sample_after_silence_costs_no_thousands_of_nats() -> None:
+    """As at the start of a piece that was cut out of speech, where a model of recordings expects silence."""
+    head = PredictionHead(8, classes=_CLASSES)
+    silence = [0.0] * 8 + [0.0] * lp.NUM_PREDICTORS + [-9.0] * lp.NUM_PREDICTORS + [float(head.log_widths.min())]
+    nll = head.nll(torch.tensor(silence).expand(1, _V, -1), torch.arange(_V)[None])
+    assert 0.9 * lp.FARTHEST < nll.max() < lp.FARTHEST + 5 and nll.min() < 3
 
 
 def test_no_slope_is_subnormal() -> None:

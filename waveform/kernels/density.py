@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from waveform.kernels import vectors as v
 from waveform.kernels.compiling import kernel
-from waveform.models.linear_prediction import LOG_LEAST_SCALE, NUM_PREDICTORS
+from waveform.models.linear_prediction import FARTHEST, LOG_LEAST_SCALE, NUM_PREDICTORS
 
 _K = NUM_PREDICTORS
 
@@ -76,7 +76,7 @@ def _standardised(values, i, centre, per_scale):
 
 @kernel
 def _log_density(z, log_scale, log_widths, i):
-    return v.log_logistic(z) - log_scale + v.load(log_widths, i)
+    return v.maximum(v.log_logistic(z), v.fill(np.float32(-FARTHEST))) - log_scale + v.load(log_widths, i)
 
 
 @kernel
@@ -119,7 +119,7 @@ def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
             if trained:
                 v.store(out, i, share)
                 z = _standardised(classes, i, centres, per_scale)
-                pull = share * v.tanh(z * v.fill(np.float32(0.5)))
+                pull = share * v.tanh(z * v.fill(np.float32(0.5))) * v.above(v.fill(np.float32(FARTHEST**2)), z * z)
                 of_density = v.fma(share, v.load(densities, i), of_density)
                 of_centre, of_scale = of_centre + pull, v.fma(pull, z, of_scale)
         whole = np.float64(v.total(sums))
@@ -131,7 +131,7 @@ def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
                 v.store(out, i, slope + v.fill(np.float32(1e-12)) - v.fill(np.float32(1e-12)))
             v.put(out, target, v.get(out, target) - np.float32(1))
             z_of_target = (values[target] - centre) / scale
-            pull_of_target = math.tanh(z_of_target / 2)
+            pull_of_target = math.tanh(z_of_target / 2) * (abs(z_of_target) < FARTHEST)
             to_centre = weight / scale * (v.total(of_centre) / whole - pull_of_target)
             # The sum of slopes over all classes is zero, and with it what the log scale itself adds.
             to_scale = weight * (v.total(of_scale) / whole - pull_of_target * z_of_target)

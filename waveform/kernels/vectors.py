@@ -207,6 +207,14 @@ def _larger(builder, a, b):
 store = _instruction(types.none, types.int64, types.int64, _floats)(_store)
 fill = _instruction(_floats, types.float32)(_spread)
 maximum = _instruction(_floats, _floats, _floats)(_larger)
+
+
+@_instruction(_floats, _floats, _floats)
+def above(builder, a, b):
+    """1 where a > b, else 0."""
+    return builder.select(builder.fcmp_ordered(">", a, b), _vector(1.0), _vector(0.0))
+
+
 fma = _instruction(_floats, _floats, _floats, _floats)(_fma)
 
 

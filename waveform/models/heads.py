@@ -18,7 +18,13 @@ from waveform.engine.sound_classes import SoundClasses
 from waveform.models.attention import VECTOR
 from waveform.models.embeddings import AdaptiveEmbedding, random_projection
 from waveform.models.linear import Linear, linear
-from waveform.models.linear_prediction import LOG_LEAST_SCALE, NUM_DENSITY_OUTPUTS, NUM_HEAD_INPUTS, NUM_PREDICTORS
+from waveform.models.linear_prediction import (
+    FARTHEST,
+    LOG_LEAST_SCALE,
+    NUM_DENSITY_OUTPUTS,
+    NUM_HEAD_INPUTS,
+    NUM_PREDICTORS,
+)
 from waveform.models.model_config import LargeVocabularyConfig
 
 _STD = 0.02
@@ -161,7 +167,8 @@ class PredictionHead(SoftmaxHead):
         log_scale = torch.logaddexp(2 * log_scale, 2 * (log_width + LOG_LEAST_SCALE)) / 2
         centre = (mix * expected).sum(dim=-1, keepdim=True) + shift * log_scale.exp()
         z = (self.values - centre) * (-log_scale).exp()
-        return own + weight * (2 * F.logsigmoid(z) - z - log_scale + self.log_widths)
+        log_logistic = (2 * F.logsigmoid(z) - z).clamp(min=-FARTHEST)
+        return own + weight * (log_logistic - log_scale + self.log_widths)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """As `SoftmaxHead.nll`; by kernels in fp32 on a CPU."""

@@ -44,6 +44,7 @@ NUM_FEATURES = NUM_PREDICTORS * (NUM_SPEEDS + 3)
 NUM_HEAD_INPUTS = 2 * NUM_PREDICTORS + 1  # expectations, log scales, log width of the class where they point
 NUM_DENSITY_OUTPUTS = NUM_PREDICTORS + 3  # of the network, that `PredictionHead` makes a density with
 LOG_LEAST_SCALE = math.log(0.3)  # of a density in widths of its class: narrower ones would fall between values
+FARTHEST = 50.0  # scales from a density's centre; beyond, it is what it is there: no sample costs thousands of nats
 _MOST_STEPS = 1024  # of one call of the torch operations
 
 
