@@ -20,7 +20,7 @@ figures._SPEED_SECONDS = sampling._STEPS_S = 0.01  # of measuring how fast a run
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
-_LONGEST = ("test_laws.py", "test_faults.py", "test_failing_ranks.py", "test_ranks.py", "test_tune.py", "test_training.py")
+_LONGEST = {f"test_{name}.py" for name in ("laws", "faults", "failing_ranks", "ranks", "tune", "training")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
