@@ -198,11 +198,6 @@ def params(cases: Iterable[Case] = CASES) -> list[Any]:
     return [pytest.param(case, marks=marks[case.variant in _QUICK], id=str(case)) for case in cases]
 
 
-def every_branch() -> list[Any]:
-    """Parameters of a test that need not be repeated for what only combines others: the quick half."""
-    return [pytest.param(case, id=str(case)) for case in CASES if case.variant in _QUICK]
-
-
 def randomise(model: Any, *, std: float = 0.3) -> Any:
     """Add noise to every parameter, so that no bias is zero and no two layers are alike; returns it at fp64."""
     model = model.double()

@@ -40,7 +40,7 @@ def missing_for_mps() -> set[str]:
     return {name for name, entry in entries.items() if not has(entry)}
 
 
-@pytest.mark.parametrize("case", laws.every_branch())
+@pytest.mark.parametrize("case", laws.params())
 def test_it_trains_and_evaluates(case: laws.Case, gpu: SimulatedGpu, tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path / "tokens.shard", [60, 45, 33, 80, 21, 52, 70, 9])
     unroll = 2 if case.fields.get("compression_loss") == "none" else 1
