@@ -13,7 +13,7 @@ from waveform.decoding.stepped import SteppedDecoder
 from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
 
-_SIZES = ("vocab_size", "num_stacks", "layers_per_stack", "kernel_size", "num_labels", "classes")
+_SIZES = ("vocab_size", "num_stacks", "layers_per_stack", "kernel_size", "num_labels", "classes", "prediction_widening")
 _WIDTHS = ("residual_channels", "gate_channels", "skip_channels", "end_channels")
 KNOWN = KnownSettings(any_value=(*_SIZES, *_WIDTHS), values={"prediction": ("none", "linear")})  # to both decoders
 

@@ -29,8 +29,8 @@ _CLASSES = classes_of({"kind": "audio", "quantiser": "mu-law"})
 _V = len(_CLASSES.values)
 
 
-def _predictors() -> LinearPrediction:
-    return LinearPrediction(8, classes=_CLASSES, std=1.0).double()
+def _predictors(widening: float = 0.994) -> LinearPrediction:
+    return LinearPrediction(8, classes=_CLASSES, std=1.0, widening=widening).double()
 
 
 def _vowel(num_steps: int, *, batch_size: int = 3, seed: int = 0) -> Tensor:
@@ -66,6 +66,15 @@ def test_kernel_equals_torch_however_the_stream_is_cut() -> None:
         torch.testing.assert_close(state, expected_state, atol=1e-9, rtol=0)
     torch.testing.assert_close(_by_kernel(predictors, tokens)[0], expected, atol=1e-9, rtol=0)
     torch.testing.assert_close(_by_kernel(predictors, tokens)[1], expected_state, atol=1e-9, rtol=0)
+
+
+def test_resonances_are_widened() -> None:
+    """Coefficient i of a filter is multiplied with the widening to the power of i, by torch and by the kernel."""
+    tokens = _vowel(128)
+    factors = 0.9 ** torch.arange(lp.ORDER, 0, -1, dtype=torch.float64)
+    exact = _by_torch(_predictors(1.0), tokens, [128])[1].coefficients
+    for _, state in (_by_torch(_predictors(0.9), tokens, [128]), _by_kernel(_predictors(0.9), tokens)):
+        torch.testing.assert_close(state.coefficients, exact * factors, atol=1e-9, rtol=0)
 
 
 def test_rows_at_different_places_in_their_blocks() -> None:
@@ -107,8 +116,7 @@ def test_fit_is_burgs_on_weighted_samples() -> None:
         forward = filter_ @ lagged
         if order < lp.ORDER:  # the error of the same filter backwards, of the sample before
             backward = filter_[: order + 1][::-1] @ lagged[1 : order + 2]
-    widened = -filter_[1:] * lp.WIDENING ** np.arange(1, lp.ORDER + 1)
-    np.testing.assert_allclose(lp.lattice(matrix).numpy()[::-1], widened, atol=1e-8)
+    np.testing.assert_allclose(lp.lattice(matrix).numpy()[::-1], -filter_[1:], atol=1e-8)
 
 
 def test_filters_are_stable() -> None:

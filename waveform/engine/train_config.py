@@ -9,7 +9,7 @@ import torch
 from waveform.engine.trackers import TRACKERS, require_installed
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
-from waveform.system.rules import BELOW_1, NOT_NEGATIVE, Rule, check_rules, one_of, whole_number
+from waveform.system.rules import BELOW_1, NOT_NEGATIVE, PART, Rule, check_rules, one_of, whole_number
 
 _MAX_CHUNK = 2**24  # far above any that was ever trained on: a stop waits for the end of a step
 
@@ -24,7 +24,7 @@ _Limit = Annotated[float | None, _LIMIT]
 _Positive = Annotated[float, Rule(lambda value: value > 0, "it must be above 0")]
 _FromZero = Annotated[float, NOT_NEGATIVE]
 _Share = Annotated[float, BELOW_1]
-_Part = Annotated[float, Rule(lambda value: 0 < value <= 1, "it must be above 0 and at most 1")]
+_Part = Annotated[float, PART]
 _Timeout = Annotated[float, Rule(lambda value: 1 <= value <= 1e9, "it must be from 1 to 1e9")]
 
 

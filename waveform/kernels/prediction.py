@@ -20,7 +20,6 @@ from waveform.models.linear_prediction import LinearPrediction, Prediction, Pred
 _K, _P, _E = lp.NUM_PREDICTORS, lp.ORDER, lp.NUM_SPEEDS
 _BLOCK, _HISTORY, _CLIP, _SPEED = lp.BLOCK, lp.HISTORY, lp.CLIP, lp._SPEED
 _FORGETTING, _DECAYS = np.array(lp.FORGETTING), np.array(lp.ERROR_DECAYS)
-_WIDENING = lp.WIDENING ** np.arange(1, _P + 1)
 _NOISE, _MAX_REFLECTION = lp._NOISE, lp._MAX_REFLECTION
 
 
@@ -50,22 +49,22 @@ def read_rows(model: LinearPrediction, tokens: Tensor, state: PredictionState) -
     features = np.empty((num_rows, num_steps, lp.NUM_FEATURES))
     centre = np.empty((num_rows, num_steps), dtype=np.int64)
     for_head = np.empty((num_rows, num_steps, lp.NUM_HEAD_INPUTS))
-    _read(x, rows, model.bounds, model.log_widths, features, centre, for_head)
+    _read(x, rows, model.bounds, model.log_widths, model.widening, features, centre, for_head)
     after = {name: torch.from_numpy(rows[name].copy()) for name, *_ in ROW}
     history = torch.from_numpy(x[:, num_steps:].copy())
     return Prediction(*map(torch.from_numpy, (features, centre, for_head))), PredictionState(history=history, **after)
 
 
 @kernel(entry=True)
-def _read(x, rows, bounds, log_widths, features, centre, for_head):
+def _read(x, rows, bounds, log_widths, widening, features, centre, for_head):
     for b in range(len(x)):
         for t in range(features.shape[1]):
             at = _HISTORY + t
-            centre[b, t] = advance(x[b], at, rows[b], bounds, log_widths, features[b, t], for_head[b, t])
+            centre[b, t] = advance(x[b], at, rows[b], bounds, log_widths, widening, features[b, t], for_head[b, t])
 
 
 @kernel
-def advance(x, at, row, bounds, log_widths, features, for_head):
+def advance(x, at, row, bounds, log_widths, widening, features, for_head):
     """Take in sample `at` of a row's x, and describe what is expected of the next; row: a record, see `ROW`.
 
     Returns the class of the mean expectation.
@@ -100,7 +99,7 @@ def advance(x, at, row, bounds, log_widths, features, for_head):
     for_head[2 * _K] = log_widths[centre]
     row.steps += 1
     if row.steps % _BLOCK == 0:
-        _fit(x[at + 1 - _HISTORY : at + 1], row.moments, coefficients)
+        _fit(x[at + 1 - _HISTORY : at + 1], row.moments, widening, coefficients)
     return centre
 
 
@@ -118,7 +117,7 @@ def class_of(value, bounds):
 
 
 @kernel
-def _fit(x, moments, coefficients):
+def _fit(x, moments, widening, coefficients):
     """Fit all filters of a row to the samples up to the last of x [HISTORY]."""
     scratch = np.empty((_P + 6, _HISTORY))
     newest = scratch[-1]  # first; numba computes one element at a time where indices may be negative
@@ -136,7 +135,7 @@ def _fit(x, moments, coefficients):
                 matrix[i + d, i] = sums[d]
             if i:
                 _add_products(newest[i - 1 :], forgetting, sums)
-        _lattice(matrix, coefficients[k], scratch[_P + 1 :, : _P + 1])
+        _lattice(matrix, widening, coefficients[k], scratch[_P + 1 :, : _P + 1])
 
 
 @kernel
@@ -155,8 +154,8 @@ def _add_products(newest, forgetting, sums):
 
 
 @kernel
-def _lattice(matrix, coefficients, vectors):
-    """As `lattice` of linear_prediction.py."""
+def _lattice(matrix, widening, coefficients, vectors):
+    """As `lattice` of linear_prediction.py, widened."""
     forward, backward, of_forward, of_backward = vectors[0], vectors[1], vectors[2], vectors[3]
     forward[:] = 0
     backward[:] = 0
@@ -184,4 +183,4 @@ def _lattice(matrix, coefficients, vectors):
         for i in range(_P + 1):
             of_forward[i] -= reflection * of_backward[i]
     for i in range(_P):
-        coefficients[_P - 1 - i] = -forward[i + 1] * _WIDENING[i]
+        coefficients[_P - 1 - i] = -forward[i + 1] * widening[i]

@@ -22,7 +22,7 @@ from waveform.kernels.prediction import ROW, advance, lay_out_rows
 from waveform.kernels.rows import add_rows, copy
 from waveform.kernels.vectors import LANES, at, doubles, fill, fma, get_int64, load, padded, put, store
 from waveform.models.heads import PredictionHead
-from waveform.models.linear_prediction import HISTORY, NUM_FEATURES, NUM_HEAD_INPUTS
+from waveform.models.linear_prediction import HISTORY, NUM_FEATURES, NUM_HEAD_INPUTS, ORDER
 
 _ROOM = 4096  # samples that a row can take in before its history moves to the front
 
@@ -50,7 +50,7 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tupl
         "row_labels": np.zeros(num_rows, dtype=np.int64) if labels is None else state.labels[0].numpy().copy(),
         "predicts": prediction is not None,
         **dict.fromkeys(("expected_vectors", "feature_vectors", "class_values", "class_log_widths"), 0),
-        **dict.fromkeys(("amplitudes", "bounds", "log_widths"), 0),
+        **dict.fromkeys(("amplitudes", "bounds", "log_widths", "widening"), 0),
     }
     if prediction is None:
         return fields, np.zeros(0, dtype=[*_OTHERS, *ROW])
@@ -64,6 +64,7 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tupl
         "amplitudes": prediction.values,  # [V + 1] fp64, as the following
         "bounds": prediction.bounds,  # [V - 1]
         "log_widths": prediction.log_widths,  # [V]
+        "widening": prediction.widening,  # [P]
     }
     return fields, rows
 
@@ -112,7 +113,8 @@ def _predict(token, x, row, p):
     heard[row.newest] = numba.carray(doubles(p.amplitudes), (p.num_classes + 1,))[token]
     bounds = numba.carray(doubles(p.bounds), (p.num_classes - 1,))
     log_widths = numba.carray(doubles(p.log_widths), (p.num_classes,))
-    centre = advance(heard, row.newest, row, bounds, log_widths, features, row.for_head)
+    widening = numba.carray(doubles(p.widening), (ORDER,))
+    centre = advance(heard, row.newest, row, bounds, log_widths, widening, features, row.for_head)
     for i in range(0, p.width, LANES):
         sum_ = load(p.expected_vectors, centre * p.width + i)
         for f in range(NUM_FEATURES):

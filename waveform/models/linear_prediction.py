@@ -33,7 +33,6 @@ BLOCK = 32  # samples between fits
 FORGETTING = (0.98, 0.993, 0.998)  # what a sample's weight is multiplied with, each sample: K predictors
 ERROR_DECAYS = (0.8, 0.95, 0.995)  # of the running mean of squared errors, each sample
 _SPEED = 1  # of ERROR_DECAYS, whose mean is a predictor's scale
-WIDENING = 0.994  # coefficient i is multiplied with this to the power of i: formants a little wider than they were
 _NOISE = 1e-9  # added to energies, so that silence is predicted by zeros
 FIRST_ENERGY = 1e-5  # of errors, before there are any
 _MAX_REFLECTION = 0.9999  # rounding could make it 1
@@ -75,25 +74,28 @@ class Constants(NamedTuple):
     log_widths: Tensor  # [V]
     forgetting: Tensor  # [K]
     decays: Tensor  # [E]
+    widening: Tensor  # [P] factors of coefficients, the newest sample's first
 
 
 class LinearPrediction(nn.Module):
     """The predictors, and the vectors of what they expect, which are added to a model's inputs."""
 
-    def __init__(self, d_model: int, *, classes: SoundClasses, std: float) -> None:
-        """std: of the vectors."""
+    def __init__(self, d_model: int, *, classes: SoundClasses, std: float, widening: float) -> None:
+        """std: of the vectors; widening: see ModelConfig."""
         super().__init__()
         self.table = nn.Parameter(std * torch.randn(len(classes.values), d_model))  # of the mean expectation's class
         self.features = Linear(NUM_FEATURES, d_model, bias=False)
         nn.init.normal_(self.features.weight, std=std * NUM_FEATURES**-0.5)
         self.values = np.array([*classes.values, 0.0])
         self.bounds, self.log_widths = np.array(classes.bounds), np.log(classes.widths)
+        self.widening = widening ** np.arange(1.0, ORDER + 1)
         self._constants: dict[torch.device, Constants] = {}
 
     def constants(self, device: torch.device) -> Constants:
         """Its numbers on `device`, where they then stay."""
         if device not in self._constants:
-            numbers = (self.values, self.bounds, self.log_widths, np.array(FORGETTING), np.array(ERROR_DECAYS))
+            of_all = (np.array(FORGETTING), np.array(ERROR_DECAYS))
+            numbers = (self.values, self.bounds, self.log_widths, *of_all, self.widening)
             self._constants[device] = Constants(*(to_device(torch.from_numpy(each), device) for each in numbers))
         return self._constants[device]
 
@@ -187,7 +189,8 @@ def fit_blocks(constants: Constants, x: Tensor, moments: Tensor, *, ends: Sequen
     for i in range(len(ends)):
         moments = moments * fade + added[:, i]
         sums.append(moments)
-    return _fit(torch.stack(sums, dim=1), x, last_of_moments, constants.forgetting), moments
+    matrix = _products(torch.stack(sums, dim=1), x, last_of_moments, constants.forgetting)
+    return lattice(matrix) * constants.widening.flip(0), moments
 
 
 def _weighted_products(x: Tensor, starts: Tensor, length: int, forgetting: Tensor) -> Tensor:
@@ -200,11 +203,11 @@ def _weighted_products(x: Tensor, starts: Tensor, length: int, forgetting: Tenso
     return (weights[:, :, None] * weighted[:, :, None]).sum(dim=-2)
 
 
-def _fit(moments: Tensor, x: Tensor, ends: Tensor, forgetting: Tensor) -> Tensor:
-    """Coefficients [B, n, K, P] of filters, from moments [B, n, K, P + 1] of x [B, ...] before `ends` [n].
+def _products(moments: Tensor, x: Tensor, ends: Tensor, forgetting: Tensor) -> Tensor:
+    """R [B, n, K, P + 1, P + 1] of weighted sums of x(t - i) x(t - j), whose diagonals are moments of one lag.
 
-    The moments end ORDER samples before each fit; the products of the samples since then complete the matrix R of
-    weighted sums of x(t - i) x(t - j), whose diagonals are moments of one lag at successive times.
+    From moments [B, n, K, P + 1] of x [B, ...] before `ends` [n], which end ORDER samples before each fit, and the
+    products of the samples since then.
     """
     device = x.device
     around = to_device(ends[:, None] + torch.arange(-ORDER, ORDER), device)
@@ -216,8 +219,7 @@ def _fit(moments: Tensor, x: Tensor, ends: Tensor, forgetting: Tensor) -> Tensor
     sums = torch.stack(of_lag[::-1], dim=-2)  # [B, n, K, P + 1 (i), P + 1 (lag)]
     at = torch.arange(ORDER + 1)
     low, lag = torch.minimum(at[:, None], at), (at[:, None] - at).abs()
-    matrix = sums[..., to_device(low, device), to_device(lag, device)]
-    return lattice(matrix)
+    return sums[..., to_device(low, device), to_device(lag, device)]
 
 
 def lattice(matrix: Tensor) -> Tensor:
@@ -238,8 +240,7 @@ def lattice(matrix: Tensor) -> Tensor:
         reflection = reflection.clamp(-_MAX_REFLECTION, _MAX_REFLECTION)[..., None]
         forward, backward = forward - reflection * backward, (backward - reflection * forward).roll(1, dims=-1)
         of_forward = of_forward - reflection * of_backward
-    widening = to_device(torch.arange(1, size, dtype=matrix.dtype), matrix.device)
-    return -(forward[..., 1:] * WIDENING**widening).flip(-1)
+    return -forward[..., 1:].flip(-1)
 
 
 def _running_means(x: Tensor, first: Tensor, decays: Tensor) -> Tensor:

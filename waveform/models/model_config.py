@@ -7,7 +7,7 @@ from typing import Annotated
 from waveform.engine.sound_classes import SoundClasses
 from waveform.models import linear_prediction
 from waveform.system.errors import UserError
-from waveform.system.rules import check_rules, one_of, whole_number
+from waveform.system.rules import PART, check_rules, one_of, whole_number
 
 # Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
 MAX_LAYERS, MAX_WIDTH, MAX_SLOTS = 1000, 2**16, 2**24
@@ -23,6 +23,9 @@ class ModelConfig:
     _: KW_ONLY
     # none: as published; linear: the input and the head know what linear filters expect (models/linear_prediction.py)
     prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
+    # With prediction=linear: what coefficient i of a filter is multiplied with, to the power of i. A lower one widens
+    # resonances, which a model sharpens when it goes on from its own samples, and costs a little NLL
+    prediction_widening: Annotated[float, PART] = 0.994
     # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
     num_labels: Annotated[int, whole_number(0)] = 0
     classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data

@@ -36,7 +36,7 @@ KNOWN_TO_ALL = (
     *("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "num_labels"),
     *("window", "memory", "compressed", "compression_rate", "compression_dilations"),
     *("initial_values", "local_layers", "dropout", "compression_loss", "compression_gradient", "compression_init"),
-    *("cutoffs", "div_value", "classes"),  # details of `head` and `prediction`
+    *("cutoffs", "div_value", "classes", "prediction_widening"),  # details of `head` and `prediction`
 )
 # Fields by which the authors' own code differs within a layer: no fast path knows it.
 AS_PUBLISHED = {

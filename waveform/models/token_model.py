@@ -45,7 +45,9 @@ class TokenModel(nn.Module, OptionalParts, ABC):
         if config.num_labels:
             self.label_embedding = LabelEmbedding(width, num_labels=config.num_labels, vocab_size=config.vocab_size)
         if config.predicted_classes is not None:
-            self.linear_prediction = LinearPrediction(width, classes=config.predicted_classes, std=std)
+            self.linear_prediction = LinearPrediction(
+                width, classes=config.predicted_classes, std=std, widening=config.prediction_widening
+            )
 
     @abstractmethod
     def empty_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> Any:

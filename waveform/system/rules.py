@@ -24,6 +24,7 @@ COUNTABLE = Rule(
     lambda value: not isinstance(value, int | float) or abs(value) < 2**63, "it must be a finite number below 2^63"
 )
 NOT_NEGATIVE = Rule(lambda value: value >= 0, "it must be 0 or more")
+PART = Rule(lambda value: 0 < value <= 1, "it must be above 0 and at most 1")
 BELOW_1 = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
 
 
