@@ -20,10 +20,10 @@ from waveform.system.errors import UserError
 
 # Settings that depend on the machine, which a run does not take over.
 _OF_THE_MACHINE = {"train.device", "train.sharding", "train.checkpoint_activations", "train.compile"}
-# Fields of a model without which its weights mean the same: how far it looks back, how it learns and how it began.
+# Fields of a model that its weights may outlive: how far it looks back, how it learns, how it began, how wide filters are.
 _MAY_DIFFER = {
     "window", "memory", "compressed", "attention", "compression_loss", "dropout", "attention_dropout", "dropout_mask",
-    "local_layers", "compression_init",
+    "local_layers", "compression_init", "prediction_widening",
 }  # fmt: skip
 
 _SHOWN_LABELS = 5  # in a message
