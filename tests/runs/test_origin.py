@@ -63,6 +63,12 @@ def test_a_setting_that_the_origin_did_not_have_is_as_it_was(tmp_path: Path) -> 
     assert (config["model"]["prediction"], config["model"]["d_model"]) == ("linear", 96)
 
 
+def test_filters_may_be_wider_than_those_of_the_origin(tmp_path: Path) -> None:
+    overrides = ["model.prediction_widening=0.9"]
+    config = compose_from(Origin("speech-en"), tmp_path / "new", overrides, compose=compose_config)
+    assert config["model"]["prediction_widening"] == 0.9
+
+
 @pytest.mark.parametrize("optimiser", [False, True])
 def test_a_run_begins_with_the_weights_of_another(go_on: GoOn, speech: Path, tmp_path: Path, optimiser: bool) -> None:
     go_on(tmp_path / "run", *["--from-optimiser"] * optimiser)
