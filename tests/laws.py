@@ -31,7 +31,7 @@ _ADAPTIVE = {"head": "adaptive", "cutoffs": [3, 7], "div_value": 2}
 _LABELLED = {"num_labels": 3}
 _VALUES = [i / 5 - 1 for i in range(VOCAB_SIZE)]
 _PREDICTING = {  # with a window of 8, rows pass the end of a block of their predictors
-    "prediction": "linear",
+    **{"prediction": "linear", "prediction_widening": 0.9},
     "classes": SoundClasses(tuple(_VALUES), tuple(value + 0.1 for value in _VALUES[:-1])),
 }
 _PUBLISHED = {  # what published Transformer-XLs have
