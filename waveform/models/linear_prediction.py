@@ -94,9 +94,8 @@ class LinearPrediction(nn.Module):
     def constants(self, device: torch.device) -> Constants:
         """Its numbers on `device`, where they then stay."""
         if device not in self._constants:
-            of_all = (np.array(FORGETTING), np.array(ERROR_DECAYS))
-            numbers = (self.values, self.bounds, self.log_widths, *of_all, self.widening)
-            self._constants[device] = Constants(*(to_device(torch.from_numpy(each), device) for each in numbers))
+            numbers = (self.values, self.bounds, self.log_widths, FORGETTING, ERROR_DECAYS, self.widening)
+            self._constants[device] = Constants(*(to_device(torch.from_numpy(np.array(x)), device) for x in numbers))
         return self._constants[device]
 
     def init_state(self, batch_size: int, *, device: torch.device | str) -> tuple[PredictionState]:

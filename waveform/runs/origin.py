@@ -20,7 +20,7 @@ from waveform.system.errors import UserError
 
 # Settings that depend on the machine, which a run does not take over.
 _OF_THE_MACHINE = {"train.device", "train.sharding", "train.checkpoint_activations", "train.compile"}
-# Fields that weights may outlive: how far a model looks back, how it learns, how it began, how wide its filters are.
+# Fields that may change from run to run: how far a model looks back, how it learns and began, how wide filters are.
 _MAY_DIFFER = {
     "window", "memory", "compressed", "attention", "compression_loss", "dropout", "attention_dropout", "dropout_mask",
     "local_layers", "compression_init", "prediction_widening",
