@@ -20,6 +20,13 @@ figures._SPEED_SECONDS = sampling._STEPS_S = 0.01  # of measuring how fast a run
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
+_LONGEST = {f"test_{name}.py" for name in ("laws", "faults", "failing_ranks", "ranks", "tune", "training")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that none is left to one process at the end."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
+
 
 def pytest_collection_finish() -> None:
     """Collect garbage more rarely, and not among all that is imported by now: it took 8% of the time."""
