@@ -5,36 +5,15 @@ from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState
-from waveform.models.run_layers import AS_PUBLISHED, KNOWN_TO_ALL
+from waveform.models.run_layers import KNOWN_TO_ALL
 
+_OF_BOTH = (*KNOWN_TO_ALL, "attention_dropout", "attention", "empty_memory", "prediction")
 _OF_MODEL = ("activation", "head", "tie_embeddings", "project_first", "compression")  # whose own modules are called
-_OF_BOTH = {
-    "attention": ("fused", "reference"),
-    "empty_memory": ("mask", "zeros"),
-    "compressed_position": ("time", "contiguous"),
-    "prediction": ("none", "linear"),
-    "final_norm": (True,),
-    **AS_PUBLISHED,
-}
 CACHED = KnownSettings(
-    any_value=(*KNOWN_TO_ALL, "attention_dropout", *_OF_MODEL, "clamp_len", "input_activation"),
-    values={**_OF_BOTH, "norm": ("pre", "post"), "same_length": (False, True)},
+    any_value=(*_OF_BOTH, *_OF_MODEL, "clamp_len", "input_activation", "same_length"),
+    others={"compressed_position": ("contiguous",), "norm": ("post",)},
 )
-IN_KERNELS = KnownSettings(
-    any_value=(*KNOWN_TO_ALL, "attention_dropout"),
-    values={
-        **_OF_BOTH,
-        "norm": ("pre",),
-        "compression": ("conv", "mean"),
-        "activation": ("gelu",),
-        "input_activation": ("none",),
-        "same_length": (False,),
-        "clamp_len": (0,),
-        "head": ("softmax",),
-        "tie_embeddings": (False,),
-        "project_first": (False,),
-    },
-)
+IN_KERNELS = KnownSettings(_OF_BOTH, others={"compressed_position": ("contiguous",), "compression": ("mean",)})
 
 
 class CompressiveTransformerWithDecoders(CompressiveTransformer):

@@ -38,32 +38,11 @@ KNOWN_TO_ALL = (
     *("initial_values", "local_layers", "dropout", "compression_loss", "compression_gradient", "compression_init"),
     *("cutoffs", "div_value", "classes", "prediction_widening"),  # details of `head` and `prediction`
 )
-# Fields by which the authors' own code differs within a layer: no fast path knows it.
-AS_PUBLISHED = {
-    "memory_norm": ("read",),
-    "output_bias": (False,),
-    "compressed_projection": ("shared",),
-    "compression_bias": (True,),
-    "compression_overlap": (0,),
-    "compression_padding": (True,),
-}
 # Kernels of whole layers; what comes before the layers and after them is torch's.
-KERNELS = KnownSettings(
-    any_value=(
-        *KNOWN_TO_ALL,
-        *("compression", "compressed_position", "empty_memory"),
-        *("head", "tie_embeddings", "project_first", "prediction", "final_norm", "input_activation"),
-    ),
-    values={
-        **AS_PUBLISHED,
-        "norm": ("pre",),
-        "attention": ("fused",),
-        "activation": ("gelu",),
-        "same_length": (False,),
-        "clamp_len": (0,),
-        "attention_dropout": (0,),
-    },
-)
+KERNELS = KnownSettings((
+    *(*KNOWN_TO_ALL, "compression", "compressed_position", "empty_memory", "head", "tie_embeddings"),
+    *("project_first", "prediction", "final_norm", "input_activation"),
+))  # fmt: skip
 
 
 class LayersOutput(NamedTuple):
