@@ -59,9 +59,8 @@ def test_a_row_keeps_its_own_state_when_others_end(name: str, tokens: TokenSet) 
     def nats(rows: int) -> np.ndarray:
         sums = np.zeros(len(LENGTHS))
         with torch.inference_mode():
-            for dealt, scores in score_once(
-                model, tokens, range(len(LENGTHS)), window=window, rows=rows, device=torch.device("cpu")
-            ):
+            windows = deal(tokens, range(len(LENGTHS)), window=window, rows=rows)
+            for dealt, scores in score_once(model, windows, device=torch.device("cpu")):
                 sums[dealt.utterances] += torch.where(scores.scored, scores.nll, 0).sum(dim=1).numpy()
         return sums
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from waveform.engine.scored_window import ScoredWindow
-from waveform.engine.single_pass import DealtWindow, score_once
+from waveform.engine.single_pass import DealtWindow, deal, score_once
 from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
@@ -32,10 +32,8 @@ def read_once(
     with Progress(
         f"{what} {run.folder.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
     ) as progress:
-        windows = score_once(
-            run.model, run.reading(tokens), order, window=run.window, rows=rows or rows_of(run), device=run.device
-        )
-        for dealt, scores in windows:
+        windows = deal(run.reading(tokens), order, window=run.window, rows=rows or rows_of(run))
+        for dealt, scores in score_once(run.model, windows, device=run.device):
             yield dealt, scores
             progress.update(int(dealt.window.scored.sum()))
 

@@ -89,16 +89,9 @@ def evaluate_dynamically(
     own = [i for i in order if (world.is_first if rows is None else i % rows % world.size == world.rank)]
     owned = set(own)
     with torch.enable_grad():
-        scored = score_once(
-            learner,
-            tokens,
-            own,
-            window=config.window,
-            rows=None if rows is None else max(1, len(range(world.rank, rows, world.size))),
-            chunk=config.reset_every,
-            device=world.device,
-            autocast=config.autocast,
-        )
+        own_rows = None if rows is None else max(1, len(range(world.rank, rows, world.size)))
+        windows = deal(tokens, own, window=config.window, rows=own_rows, chunk=config.reset_every)
+        scored = score_once(learner, windows, device=world.device, autocast=config.autocast)
         # What all ranks read together; a rank without a row of it waits for the others' gradients.
         for everyone in deal(tokens, order, window=config.window, rows=rows, chunk=config.reset_every):
             num_scored, num_whole = int(everyone.window.scored.sum()), int(everyone.window.whole.sum())

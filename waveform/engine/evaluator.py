@@ -10,7 +10,7 @@ from torch import Tensor
 from waveform.engine.interface import SequenceModel, fp64_device, to_device, wide
 from waveform.engine.metrics import bits
 from waveform.engine.scored_window import ScoredWindow
-from waveform.engine.single_pass import DealtWindow, score_once
+from waveform.engine.single_pass import DealtWindow, deal, score_once
 from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
@@ -153,16 +153,9 @@ def evaluate(
     if one_stream:
         own = order if world.is_first else []
     tally = Tally(tokens, classes=classes, device=world.device)
-    for dealt, scores in score_once(
-        model,
-        tokens,
-        own,
-        window=config.window,
-        rows=None if one_stream else fast_rows(model, window=config.window, device=world.device),
-        chunk=config.reset_every,
-        device=world.device,
-        autocast=config.autocast,
-    ):
+    rows = None if one_stream else fast_rows(model, window=config.window, device=world.device)
+    windows = deal(tokens, own, window=config.window, rows=rows, chunk=config.reset_every)
+    for dealt, scores in score_once(model, windows, device=world.device, autocast=config.autocast):
         if stop:
             break
         num_scored = tally.add(dealt, scores)

@@ -7,7 +7,7 @@ one stream, of one row, whose state never resets. What is done with the scores (
 inside the model) is up to the caller, and so is whether gradients are enabled.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -61,26 +61,19 @@ def deal(
 
 
 def score_once(
-    model: SequenceModel,
-    tokens: TokenSet,
-    order: Sequence[int],
-    *,
-    window: int,
-    rows: int | None,
-    chunk: int | None = None,
-    device: torch.device,
-    autocast: torch.dtype | None = None,
+    model: SequenceModel, windows: Iterable[DealtWindow], *, device: torch.device, autocast: torch.dtype | None = None
 ) -> Iterator[tuple[DealtWindow, ScoredWindow]]:
-    """Score the windows of `deal` in their order, with state carried from each to the next.
+    """Score windows in their order, with state carried from each to the next.
 
     Raises UserError if the state of the rows does not fit this machine's RAM.
     """
     dtype = torch.float32 if autocast is not None else next(iter(model.parameters())).dtype
-    require_ram_for_state(model, min(rows or 1, max(len(order), 1)))
     scored_forward, in_kernels = ScoredForward(model), uses_kernel_threads(model, device=device, autocast=autocast)
     state: State = None
-    for dealt in deal(tokens, order, window=window, rows=rows, chunk=chunk):
+    for dealt in windows:
         if bool(dealt.window.reset.all()):
+            if state is None:
+                require_ram_for_state(model, len(dealt.utterances))
             state = model.init_state(len(dealt.utterances), device=device, dtype=dtype)
         elif dealt.rows is not None:
             state = take_rows(state, dealt.rows)

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from waveform.engine.evaluator import Evaluation, Tally
-from waveform.engine.scored_window import ScoredForward, score_window
-from waveform.engine.single_pass import DealtWindow
+from waveform.engine.single_pass import DealtWindow, score_once
 from waveform.engine.state_ram import fast_rows
 from waveform.engine.streams import read_window, span_of
 from waveform.engine.token_set import TokenSet
@@ -45,16 +44,13 @@ def evaluate_sliding(
         )
     if not 1 <= stride <= window:
         raise UserError(f"--stride is {stride}; it must be from 1 to the window, {window}")
-    scored_forward = ScoredForward(model)
     tally = Tally(tokens, classes=classes, device=world.device)
     places = _places(tokens, window=window, stride=stride)[world.rank :: world.size]
     rows = fast_rows(model, window=window, device=world.device)
-    dtype = next(iter(model.parameters())).dtype
     total, unit, unit_s = tokens.num_tokens, run.unit, run.unit_s
     with Progress(f"evaluate {run.name}", total=total, unit=unit, unit_s=unit_s, enabled=show_progress) as progress:
-        for dealt in _deal(tokens, places, window=window, stride=stride, rows=rows):
-            fresh = model.init_state(len(dealt.utterances), device=world.device, dtype=dtype)
-            scores = score_window(scored_forward, dealt.window, fresh, fresh=fresh, device=world.device, autocast=None)
+        windows = _deal(tokens, places, window=window, stride=stride, rows=rows)
+        for dealt, scores in score_once(model, windows, device=world.device):
             progress.update(tally.add(dealt, scores))
     return tally.result(protocol="window", world=world, whole=True)
 
