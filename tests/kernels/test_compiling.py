@@ -95,3 +95,37 @@ def test_variants_that_two_processes_compile_at_once_are_kept_apart(
     ours.save("float32", "our code")
     found = IndexDataCacheFile(str(tmp_path), "kernel.py311", "stamp").load("int8")
     assert found == ("their code" if apart else "our code"), "numba no longer needs `keep_apart`"
+
+
+_SIZES = {"num_layers": 1, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 8}
+_CHANNELS = {"residual_channels": 8, "gate_channels": 8, "skip_channels": 8}
+
+
+# Of small models all layers, of the others attention; and those of linear prediction.
+@pytest.mark.parametrize(
+    ("entries", "model", "fields"),
+    [
+        ("layers.run", "transformer_xl", {**_SIZES, "window": 16, "memory": 16}),
+        ("attention._run", "transformer_xl", {**_SIZES, "window": 512, "memory": 512}),
+        ("density._nll, prediction._read", "wavenet", {**_CHANNELS, "num_stacks": 1, "prediction": "linear"}),
+    ],
+)
+def test_kernels_are_compiled_before_the_first_step(entries: str, model: str, fields: dict[str, object]) -> None:
+    """In a process of its own: in this one they are."""
+    program = f"""
+import torch
+from waveform.engine.sound_classes import classes_of
+from waveform.kernels import attention, density, layers, prediction
+from waveform.models.registry import build
+classes = classes_of({{"kind": "audio", "quantiser": "mu-law"}})
+model = build({model!r}, vocab_size=256, classes=classes, **{fields})
+entries = [{entries}]
+assert not any(entry.signatures for entry in entries)
+model.prepare_kernels()
+before = [list(entry.signatures) for entry in entries]
+assert all(len(signatures) == 1 for signatures in before)
+tokens = torch.zeros(2, 512, dtype=torch.int64)
+model.head.nll(model(tokens, model.init_state(2)).hidden, tokens).sum().backward()
+assert [entry.signatures for entry in entries] == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

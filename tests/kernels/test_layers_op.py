@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -237,22 +235,3 @@ def test_kernels_have_the_threads_that_torch_leaves() -> None:
         assert torch.get_num_threads() == kernel_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-# Of small models all layers, of the others attention.
-@pytest.mark.parametrize(("kernels", "window"), [("layers import run", 16), ("attention import _run as run", 512)])
-def test_kernels_are_compiled_before_the_first_step(kernels: str, window: int) -> None:
-    """In a process of its own: in this one they are."""
-    program = f"""
-import torch
-from waveform.kernels.{kernels}
-from waveform.models.registry import build
-sizes = dict(num_layers=1, d_model=32, num_heads=2, d_feedforward=32, num_position_features=8)
-model = build("transformer_xl", vocab_size=8, window={window}, memory={window}, **sizes)
-assert not run.signatures
-model.prepare_kernels()
-(signature,) = run.signatures
-model(torch.zeros(2, {window}, dtype=torch.int64), model.init_state(2)).hidden.sum().backward()
-assert run.signatures == [signature]
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)

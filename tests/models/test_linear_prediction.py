@@ -1,8 +1,6 @@
 """The predictors: filters that follow from the past alone, the same by a kernel and by torch, and stable."""
 
 import copy
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -230,23 +228,3 @@ def test_a_model_draws_what_its_predictors_know_alone() -> None:
         nll.append(each.head.nll(step.hidden, tokens[:, 1:]).detach())
     assert (nll[0] - nll[2]).abs().max() > 1
     torch.testing.assert_close(nll[1], nll[2])
-
-
-def test_kernels_are_compiled_before_the_first_step() -> None:
-    """In a process of its own: in this one they are."""
-    program = """
-import torch
-from waveform.engine.sound_classes import classes_of
-from waveform.kernels import density, prediction
-from waveform.models.registry import build
-classes = classes_of({"kind": "audio", "quantiser": "mu-law"})
-fields = {"num_stacks": 1, "layers_per_stack": 1, "residual_channels": 8, "gate_channels": 8, "skip_channels": 8}
-model = build("wavenet", vocab_size=256, prediction="linear", classes=classes, **fields)
-model.prepare_kernels()
-before = [kernel.signatures[:] for kernel in (density._nll, prediction._read)]
-assert all(before)
-tokens = torch.zeros(2, 4, dtype=torch.int64)
-model.head.nll(model(tokens, model.init_state(2)).hidden, tokens).sum().backward()
-assert before == [kernel.signatures for kernel in (density._nll, prediction._read)]
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
