@@ -84,16 +84,3 @@ def test_pooling_at_rate_one_is_a_longer_memory(compression: str, attention: str
     with torch.no_grad():
         cuts = laws.ragged_cuts(33, longest=9)
         laws.assert_same(outputs(compressive, tokens, cuts), outputs(model, tokens, cuts))
-
-
-@pytest.mark.parametrize("attention", ["fused", "reference"])
-@pytest.mark.parametrize(("window", "memory"), [(4, 4), (5, 3), (3, 7)])
-@pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_temporal_range(num_layers: int, window: int, memory: int, attention: str) -> None:
-    model = build(TransformerXL, num_layers=num_layers, window=window, memory=memory, attention=attention)
-    last = (num_layers * (window + memory) // window + 1) * window + window - 1
-    edge = last
-    for _ in range(num_layers):
-        edge = edge // window * window - memory  # what one layer sees: its window, and the memory before it
-    assert edge >= 1 and last - edge < num_layers * (window + memory)
-    check_reach(model, last=last, edge=edge)

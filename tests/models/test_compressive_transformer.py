@@ -209,10 +209,11 @@ def oldest_input(config: Any, position: int) -> int:
     """
     num_groups = config.window // config.compression_rate
     for _ in range(config.num_layers):
-        memory_start = position // config.window * config.window - config.memory
-        starts = [memory_start - config.window * (i + 1) for i in range(config.compressed)]
-        groups = sorted(start + config.compression_rate * i for start in starts for i in range(num_groups))
-        position = groups[-config.compressed]
+        position = position // config.window * config.window - config.memory
+        if config.compressed:
+            starts = [position - config.window * (i + 1) for i in range(config.compressed)]
+            groups = sorted(start + config.compression_rate * i for start in starts for i in range(num_groups))
+            position = groups[-config.compressed]
     return position
 
 
@@ -224,6 +225,7 @@ def oldest_input(config: Any, position: int) -> int:
         {"window": 5, "memory": 3, "compressed": 2, "compression_rate": 3},
         {"window": 3, "memory": 6, "compressed": 3, "compression_rate": 2},
         {"window": 4, "memory": 0, "compressed": 1, "compression_rate": 3},
+        *({"window": W, "memory": M, "compressed": 0} for W, M in ((4, 4), (5, 3), (3, 7))),
     ],
     ids=str,
 )
