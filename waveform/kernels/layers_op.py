@@ -47,14 +47,6 @@ class LayerParameters(NamedTuple):
     compression_bias: Tensor | None  # [D]
 
 
-class Compression(NamedTuple):
-    """What the layers' convolutions compress at the end of the window: nothing, unless it is given."""
-
-    rate: int = 1  # c
-    num_groups: int = 0  # G
-    first_consumed: int = 0  # the first slot that is compressed, of the past
-
-
 class DropoutFactors(NamedTuple):
     """What dropout multiplies with in one layer: 0, or 1 / (1 - its share)."""
 
@@ -118,7 +110,7 @@ def layers_in_kernels(
     pasts: Sequence[Tensor | None],
     encodings: PackedEncodings,
     parameters: Sequence[LayerParameters],
-    compression: Compression | None,
+    compression: dict[str, int],
     dropout: Sequence[DropoutFactors] | None,
     *,
     epsilon: float,
@@ -126,13 +118,13 @@ def layers_in_kernels(
     """The layers' output and, at a window's end, new compressed slots and their losses. fp32, on a CPU, widths of whole
     vectors, rows equally far.
 
-    pasts: L x [B, S, D], the slots before the queries' own; None: there are none. dropout: of each layer. Gradients
-    reach x and the parameters.
+    pasts: L x [B, S, D], the slots before the queries' own; None: there are none. compression: what the convolutions
+    compress at the end of the window, as in `_Sizes`; empty: nothing. dropout: of each layer. Gradients reach x and the
+    parameters.
     """
     (B, T, D), p = x_BTD.shape, parameters[0]
     (H, d), num_threads, keeps = p.content_bias.shape, min(kernel_threads(), B), torch.is_grad_enabled()
     given = [x_BTD[:, :0] if past is None else past.contiguous() for past in pasts]
-    compression = compression or Compression()
     sizes = _Sizes(
         num_rows=B,
         num_saved_rows=B if keeps else num_threads,
@@ -145,12 +137,12 @@ def layers_in_kernels(
         d_head=d,
         num_position_features=p.position.shape[1],
         num_features=encodings.query_encoding.shape[1],
-        **compression._asdict(),
-        has_loss=int(keeps and compression.num_groups > 0),
+        has_loss=int(keeps and bool(compression)),
         has_dropout=int(dropout is not None),
         num_threads=num_threads,
         epsilon=epsilon,
         scale=d**-0.5,
+        **compression,
     )
     call = _Call(given, encodings, parameters, dropout, sizes, keeps)
     out, losses, inputs, groups, *kept = _Layers.apply(x_BTD, call, *(x for of_layer in parameters for x in of_layer))
@@ -170,14 +162,14 @@ class _Sizes(NamedTuple):
     d_head: int
     num_position_features: int
     num_features: int  # P'
-    rate: int
-    num_groups: int
-    first_consumed: int
     has_loss: int
     has_dropout: int
     num_threads: int
     epsilon: float
     scale: float
+    rate: int = 1  # c
+    num_groups: int = 0  # G
+    first_consumed: int = 0  # the first slot that is compressed, of the past
 
 
 # What kernels get the address of, of each layer, or 0
@@ -217,7 +209,7 @@ def _point(records: np.ndarray, **of_layers: Iterable[Tensor | None] | None) -> 
 
 def compile_kernels() -> None:
     """Compile the kernels, or load them from disk, before their first use: calls them for no layers."""
-    run(PACK, 0, _layout(_Sizes._make([*[VECTOR] * 17, 1e-5, 1.0])).template[:0])
+    run(PACK, 0, _layout(_Sizes._make([*[VECTOR] * 14, 1e-5, 1.0, *[VECTOR] * 3])).template[:0])
 
 
 def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:

@@ -9,7 +9,7 @@ model width, L layers.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from waveform.models.attention import VECTOR, AttentionOutput
 from waveform.models.memory import Clock, CompressiveState
 from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 from waveform.system.errors import UserError
-
-if TYPE_CHECKING:
-    from waveform.kernels.layers_op import Compression
 
 _MIN_QUERIES = 8  # of a call, from which kernels are faster
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
@@ -205,7 +202,7 @@ def _by_kernels(
         h_BTD,
         [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))],
         pack_encodings(clock.slots),
-        [parameters_of(layer, compresses=compression is not None) for layer in layers],
+        [parameters_of(layer, compresses=bool(compression)) for layer in layers],
         compression,
         [dropout_factors(layer, h_BTD) for layer in layers] if model.training and config.dropout else None,
         epsilon=layers[0].attention_norm.eps,
@@ -237,12 +234,10 @@ def compress_layers(
     return torch.stack([groups for groups, _ in made], dim=1), torch.stack(losses).sum(dim=0) if losses else None
 
 
-def _compression(config: CompressiveTransformerConfig, clock: Clock) -> "Compression | None":
+def _compression(config: CompressiveTransformerConfig, clock: Clock) -> dict[str, int]:
     """What kernels can compress at the end of a call: a whole window out of memory, for the loss that they know."""
-    from waveform.kernels.layers_op import Compression
-
     known = config.compression == "conv" and config.compression_loss == "attention" and config.window <= config.memory
     known = known and config.compression_gradient == "intended"
     if not config.compressed or clock.evicts is False or clock.num_new != config.window or not known:
-        return None
-    return Compression(rate=config.compression_rate, first_consumed=clock.num_compressed, num_groups=config.groups)
+        return {}
+    return {"rate": config.compression_rate, "num_groups": config.groups, "first_consumed": clock.num_compressed}
