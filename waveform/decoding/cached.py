@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from waveform.decoding.stepped import SteppedDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.models import memory
-from waveform.models.attention import angles, position_query
+from waveform.models.attention import encode_times, position_query
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.memory import CompressiveState
 from waveform.models.run_layers import compress_layers
@@ -100,9 +100,13 @@ class CachedDecoder(SteppedDecoder):
         self._begin_window()
 
     def _unit_circle(self, times: Tensor) -> Tensor:
-        """times [..., n] -> e^{i w t} [..., n, P / 2], complex."""
-        w_t = angles(times, num_position_features=self._config.num_position_features)
-        return torch.polar(torch.ones(1, dtype=torch.float64, device=w_t.device), w_t).to(self._complex)
+        """times [..., n] -> e^{i w t} [..., n, P / 2], complex.
+
+        A model in fp32 rounds w and w t in `forward`; these are exact, and their cosines and sines are rounded once.
+        """
+        features = self._config.num_position_features
+        sin, cos = encode_times(times, num_position_features=features, dtype=torch.float64).chunk(2, dim=-1)
+        return torch.complex(cos, sin).to(self._complex)
 
     def _view(self, config: CompressiveTransformerConfig, reference: Tensor) -> _View:
         """The view of layers of which this is the configuration; nothing is in use yet."""

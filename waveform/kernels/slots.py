@@ -23,7 +23,7 @@ from torch import Tensor
 
 from waveform.kernels.dense import pad_last, quantise, zeros
 from waveform.kernels.vectors import padded
-from waveform.models.attention import angles
+from waveform.models.attention import encode_times
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState, Occupancy, occupancy, of_layers, slot_times
 from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
@@ -100,8 +100,8 @@ def _ring_slots(
 
 def _encode(times: Tensor, config: CompressiveTransformerConfig) -> np.ndarray:
     """times [..., n], fp64 -> cosines, then sines, of w t [..., n, P]."""
-    w_t = angles(times, num_position_features=config.num_position_features)
-    return torch.cat([w_t.cos(), w_t.sin()], dim=-1).float().numpy()
+    sin, cos = encode_times(times, num_position_features=config.num_position_features, dtype=torch.float64).chunk(2, -1)
+    return torch.cat([cos, sin], dim=-1).float().numpy()
 
 
 def caches_read(kinds: Sequence[LayerKind], memory: Memory) -> list[np.ndarray]:

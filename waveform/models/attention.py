@@ -74,14 +74,6 @@ def rotate_to_time(a: Tensor, encoding: Tensor) -> Tensor:
     return torch.cat([a_c * sin - a_s * cos, a_s * sin + a_c * cos], dim=-1)
 
 
-def angles(times: Tensor, *, num_position_features: int) -> Tensor:
-    """times [..., n] in fp64 -> w t [..., n, P / 2].
-
-    A model in fp32 rounds w and w t in `forward`; these are exact, and their cosines and sines are rounded once.
-    """
-    return times[..., None] * frequencies(num_position_features, device=times.device)
-
-
 class AttentionOutput(NamedTuple):
     """What a call computed. The compression loss uses queries, keys and values again, so that none is made twice."""
 
