@@ -137,13 +137,9 @@ def test_the_wavenet_of_the_published_tables() -> None:
     last_residual, biases = residual * residual, layers * 2 * residual + skip  # theirs have none inside
     assert ours == theirs - inputs - outputs + (classes + 1) * residual - last_residual + biases == 4_115_264
     assert model.receptive_field == 4093
-
-
-@pytest.mark.parametrize("name", ["compressive_transformer", "transformer_xl", "lstm", "wavenet"])
-def test_models_beside_the_published_tables_have_4m_parameters(name: str) -> None:
-    config = {**compose_config(["preset=clips_4m", f"model={name}"]), "dataset": {"vocab_size": 256}}
+    beside = {**compose_config(["preset=clips_4m", "model=compressive_transformer"]), "dataset": {"vocab_size": 256}}
     with torch.device("meta"):
-        assert num_parameters(model_from(config)) == pytest.approx(4.1e6, rel=0.02)
+        assert num_parameters(model_from(beside)) == pytest.approx(ours, rel=0.01)
 
 
 def test_config_bounds_the_number_of_layers() -> None:
