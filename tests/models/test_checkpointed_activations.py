@@ -54,10 +54,7 @@ def test_losses_and_gradients_are_the_same(case: laws.Case, unroll: int) -> None
     length = case.window + (1 if "ragged" in case.variant else 0)
     kept_all = windows(name, fields, checkpointed=False, unroll=unroll, length=length)
     again = windows(name, fields, checkpointed=True, unroll=unroll, length=length)
-    torch.testing.assert_close(again[0], kept_all[0], rtol=0, atol=1e-10)
-    assert again[1].keys() == kept_all[1].keys()
-    for parameter, gradient in kept_all[1].items():
-        torch.testing.assert_close(again[1][parameter], gradient, rtol=0, atol=1e-10, msg=parameter)
+    torch.testing.assert_close(again[:2], kept_all[:2], rtol=0, atol=1e-10)
 
 
 def test_less_is_kept() -> None:
