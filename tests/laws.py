@@ -44,16 +44,9 @@ _SHORT_WAVENET = {
 }
 _RAGGED = {**_ATTENTION, "window": 5, "memory": 7, "compressed": 3, "compression_rate": 3}
 SONNET = {  # study=sonnet, but for its auxiliary loss, which breaks a law (tests/models/test_sonnet.py)
-    "activation": "relu",
-    "empty_memory": "zeros",
-    "memory_norm": "stored",
-    "final_norm": False,
-    "output_bias": True,
-    "input_activation": "relu",
-    "initial_values": "sonnet",
-    "compressed_position": "window",
-    "compressed_projection": "own",
-    "compression_bias": False,
+    **{"activation": "relu", "input_activation": "relu", "output_bias": True, "initial_values": "sonnet"},
+    **{"empty_memory": "zeros", "memory_norm": "stored", "final_norm": False, "compression_bias": False},
+    **{"compressed_position": "window", "compressed_projection": "own"},
 }
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {

@@ -8,14 +8,8 @@ from tests import laws
 from waveform.models import registry
 
 LAWS = [
-    laws.check_causality,
-    laws.check_chunks,
-    laws.check_decoder,
-    laws.check_state,
-    laws.check_state_dtype,
-    laws.check_gradient_in_state,
-    laws.check_rows_are_independent,
-    laws.check_reset_rows,
+    *(laws.check_causality, laws.check_chunks, laws.check_decoder, laws.check_rows_are_independent),
+    *(laws.check_state, laws.check_state_dtype, laws.check_gradient_in_state, laws.check_reset_rows),
 ]
 with_labels = pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if case.num_labels]))
 

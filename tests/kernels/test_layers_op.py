@@ -22,17 +22,9 @@ from waveform.system.threads import kernel_threads, torch_in_one_thread
 
 _ROWS, _WINDOW = 3, 16
 _BASE = CompressiveTransformerConfig(
-    vocab_size=11,
-    num_layers=2,
-    d_model=32,
-    num_heads=2,
-    d_feedforward=48,
-    window=_WINDOW,
-    memory=_WINDOW,
-    compressed=6,
-    compression_rate=4,
-    num_position_features=10,
-)
+    vocab_size=11, num_layers=2, d_model=32, num_heads=2, d_feedforward=48, num_position_features=10,
+    window=_WINDOW, memory=_WINDOW, compressed=6, compression_rate=4,
+)  # fmt: skip
 _VARIANTS: dict[str, dict[str, Any]] = {
     "conv": {},
     "one head": {"num_heads": 1, "num_position_features": 34},

@@ -116,18 +116,13 @@ def test_equals_reference_at_random(data: st.DataObject) -> None:
     compression = draw(st.sampled_from(COMPRESSIONS))
     window = draw(st.integers(1, 6))
     config = small(
-        num_layers=draw(st.integers(1, 2)),
-        num_position_features=2 * draw(st.integers(1, 5)),
-        window=window,
-        memory=draw(st.integers(window if compression == "most_used" else 0, 9)),
-        compressed=draw(st.integers(0, 5)),
-        compression=compression,
-        compression_rate=draw(st.integers(1, window)),
+        num_layers=draw(st.integers(1, 2)), num_position_features=2 * draw(st.integers(1, 5)), window=window,
+        memory=draw(st.integers(window if compression == "most_used" else 0, 9)), compressed=draw(st.integers(0, 5)),
+        compression=compression, compression_rate=draw(st.integers(1, window)),
         compression_loss=draw(st.sampled_from(["attention", "autoencode", "none"])),
-        norm=draw(st.sampled_from(["pre", "post"])),
-        attention=draw(st.sampled_from(["fused", "reference"])),
+        norm=draw(st.sampled_from(["pre", "post"])), attention=draw(st.sampled_from(["fused", "reference"])),
         compressed_position=draw(st.sampled_from(["time", "contiguous"])),
-    )
+    )  # fmt: skip
     assert_equals_reference(config, num_windows=max(4, 20 // window))
 
 

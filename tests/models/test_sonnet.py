@@ -35,24 +35,16 @@ def read(key: str) -> np.ndarray:
 
 
 def config_of(case: dict[str, Any], **changed: Any) -> CompressiveTransformerConfig:
+    width = case["heads"] * case["d"]
     return CompressiveTransformerConfig(
-        vocab_size=case["V"],
-        num_layers=case["layers"],
-        d_model=case["heads"] * case["d"],
-        num_heads=case["heads"],
-        d_feedforward=case["ff"],
-        num_position_features=case["heads"] * case["d"],
-        window=case["W"],
-        memory=case["M"],
-        compressed=case["C"],
-        compression_rate=case["c"],
+        vocab_size=case["V"], num_layers=case["layers"], d_model=width, num_heads=case["heads"],
+        d_feedforward=case["ff"], num_position_features=width, clamp_len=case["clamp"], norm=NORMS[case["norm"]],
+        window=case["W"], memory=case["M"], compressed=case["C"],
+        compression_rate=case["c"], compression_overlap=case["kernel_size"],
         compression={"conv": "conv", "AVG": "mean", "MAX": "max"}[case["compressor"]],
         compression_loss={"mha": "attention", "ae": "autoencode"}[case["loss"]],
-        clamp_len=case["clamp"],
-        norm=NORMS[case["norm"]],
-        compression_overlap=case["kernel_size"],
         **{**_OWN, **changed},
-    )
+    )  # fmt: skip
 
 
 # Parameters of a layer by Sonnet's names, and by ours
