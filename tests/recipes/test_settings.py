@@ -1,15 +1,11 @@
 """The configurations of every recipe compose and fit their model; tests/runs/test_sources.py has their figures."""
 
 import itertools
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-import recipes
 from recipes.corpora.catalogue import RECIPES
 from recipes.text import compose_config
 from waveform.engine.streams import check_sizes
@@ -21,7 +17,6 @@ from waveform.system.errors import UserError
 
 MODELS = ("compressive_transformer", "transformer_xl")
 VOCABULARY = {"enwik8": 256, "text8": 27, "wikitext103": 267_735, "pg19": 32_000, "lm1b": 793_471, "ptb": 10_000}
-STUDIES = sorted(str(name) for name in OmegaConf.load(Path(recipes.__path__[0], "conf", "studies.yaml")))
 
 
 def fits(config: dict[str, Any], *, vocab_size: int) -> Any:
@@ -46,48 +41,13 @@ def test_every_configuration_composes(recipe: str, preset: str, model: str) -> N
     assert built.tie_embeddings == (recipe in ("wikitext103", "lm1b", "ptb", "pg19"))
 
 
-@cache
-def papers_model(model: str) -> dict[str, Any]:
-    return compose_config("enwik8", ["preset=paper", f"model={model}"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("study", STUDIES)
-def test_every_study_composes_over_the_papers_model(study: str) -> None:
-    model = "transformer_xl" if study.startswith("txl_") else "compressive_transformer"
-    plain = papers_model(model)
-    config = compose_config("enwik8", ["preset=paper", f"model={model}", f"study={study}"])
-    fits(config, vocab_size=256)
-    different = {(s, name) for s in ("model", "train") for name in plain[s] if plain[s][name] != config[s][name]}
-    same_as_paper = {"none", "table5_conv", "rate_3"}
-    assert bool(different) == (study not in same_as_paper)
-
-
-@pytest.mark.parametrize("width", [512, 1024])
-def test_the_literal_study_is_algorithm_1(width: int) -> None:
-    config = compose_config("enwik8", ["preset=paper", "study=literal", f"model.d_model={width}"])
-    expected = {"norm": "post", "empty_memory": "zeros", "num_position_features": width, "activation": "relu",
-                "local_layers": 0, "compression_init": "random"}  # fmt: skip
-    plain = compose_config("enwik8", ["preset=paper", f"model.d_model={width}"])
-    different = {name for name, value in config["model"].items() if value != plain["model"][name]}
-    assert {name: config["model"][name] for name in expected} == expected
-    assert different == expected.keys() - {"local_layers"}  # which preset=paper sets too
-    assert config["train"] == plain["train"]
-
-
-def test_figure_3_has_five_curves_that_part_in_mid_training() -> None:
-    """All learn at 3e-4 up to 15,000 iterations, whatever the preset's decay, and read 25,000 chunks of a row."""
-    late = {"lr_3e-4": (3e-4, 1), "lr_1e-7": (1e-7, 1), "lr_1e-9": (1e-9, 1), "lr_0": (0.0, 1),
-            "update_period_2": (3e-4, 2)}  # fmt: skip
-    assert {name.removeprefix("figure3_") for name in STUDIES if name.startswith("figure3")} == set(late)
-    for name, expected in late.items():
-        config = compose_config("enwik8", ["preset=paper", f"study=figure3_{name}"])
-        train: TrainConfig = typed(TrainConfig, config["train"], section="train")
-        for step in (4_000, 14_999, 15_000, train.max_steps - 1):
-            rate, period = (3e-4, 1) if step < 15_000 else expected
-            assert train.learning_rate(step, seconds=0.0) == pytest.approx(rate, rel=1e-8, abs=0.0)
-            assert train.chunks_of_update(step) == period
-        assert train.max_steps == 25_000
+def test_the_literal_study_is_algorithm_1() -> None:
+    """With the paper's positions, as many as the model is wide; tests/runs/test_sources.py has its other values."""
+    shared = ["preset=paper", "model.d_model=512"]
+    plain, literal = (compose_config("enwik8", [*shared, f"study={name}"]) for name in ("none", "literal"))
+    different = {name for name, value in literal["model"].items() if value != plain["model"][name]}
+    assert different == {"norm", "empty_memory", "num_position_features", "activation", "compression_init"}
+    assert literal["model"]["num_position_features"] == 512 and literal["train"] == plain["train"]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -118,15 +78,11 @@ def test_presets_have_the_papers_number_of_parameters(recipe: str, preset: str) 
     assert sum(p.numel() for p in built.parameters()) / 1e6 == pytest.approx(MILLIONS[recipe, preset], abs=1.0)
 
 
-def test_penn_treebank_has_our_sizes_variational_dropout_and_checkpoints_to_average() -> None:
+def test_penn_treebank_has_sizes_of_ours() -> None:
+    """Those that neither the table of sources nor the number of parameters holds."""
     config = compose_config("ptb", ["preset=dai", "model=transformer_xl"])
-    model, train = config["model"], config["train"]
-    sizes = [model[n] for n in ("num_layers", "d_model", "num_heads", "d_feedforward", "window", "memory")]
-    assert sizes == [16, 380, 10, 700, 70, 70] and model["num_position_features"] == 380
-    assert [train[n] for n in ("batch_size", "max_steps", "warmup_steps", "chunk")] == [20, 40_000, 1000, 70]
-    assert model["dropout_mask"] == "window" and train["keep_checkpoints"] == 20
-    paper = compose_config("ptb", ["preset=paper", "model=transformer_xl"])
-    assert paper["model"]["dropout_mask"] == "step"
+    assert [config["model"][name] for name in ("d_model", "num_heads", "memory")] == [380, 10, 70]
+    assert config["train"]["max_steps"] == 40_000
 
 
 @pytest.mark.parametrize(

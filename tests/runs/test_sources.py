@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+import recipes
 import waveform.speech.config
 from recipes import text
 from recipes.reinforcement import settings as agents
@@ -28,14 +30,10 @@ def runs() -> Iterator[str]:
     for model in RAE:
         yield from (f"{run}/{model}/{study}" for run in ("audio/demo", "enwik8/paper", "object_matching/cpu")
                     for study in ("literal", "sonnet"))  # fmt: skip
-    of_compression = ("conv", "conv_autoencode", "conv_bptt", "dilated", "max", "mean", "most_used")
-    figure3 = ("lr_0", "lr_1e-7", "lr_1e-9", "lr_3e-4", "update_period_2")
-    studies = [*(f"table5_{name}" for name in of_compression), *(f"figure3_{name}" for name in figure3),
-               "rate_2", "rate_3", "rate_4"]  # fmt: skip
-    yield from (f"enwik8/paper/compressive_transformer/{study}" for study in studies)
-    ablations = ("half_loss", "learned_positions", "no_recurrence", "no_recurrence_half_loss", "shaw",
-                 "shaw_no_recurrence", "shaw_no_recurrence_half_loss", "transformer")  # fmt: skip
-    yield from (f"wikitext103/dai_standard/transformer_xl/txl_{study}" for study in ablations)
+    for study in OmegaConf.load(Path(recipes.__path__[0], "conf", "studies.yaml")):
+        of_dai = str(study).startswith("txl_")
+        run = "wikitext103/dai_standard/transformer_xl" if of_dai else "enwik8/paper/compressive_transformer"
+        yield f"{run}/{study}"
 
 
 @cache
