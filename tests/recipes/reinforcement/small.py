@@ -33,15 +33,12 @@ def small_agent(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0)
     return agent
 
 
-def small_actors(agent: Agent, *, num_rows: int = 6, rank: int = 0, num_ranks: int = 1) -> Actors:
-    rows = own_rows(num_rows, rank=rank, num_ranks=num_ranks)
-    environments = ObjectMatching(TASK, seed=4, rows=rows)
-    return Actors(environments, agent, unroll=UNROLL, clipping="abs_one", seed=4, rows=rows)
-
-
 def collected(agent: Agent, num_steps: int = 30) -> Unrolls:
     """Unrolls of several lengths, the first of episodes and later ones."""
-    return Unrolls.joined(small_actors(agent).collect(num_steps)[0])
+    rows = own_rows(6, rank=0, num_ranks=1)
+    environments = ObjectMatching(TASK, seed=4, rows=rows)
+    actors = Actors(environments, agent, unroll=UNROLL, clipping="abs_one", seed=4, rows=rows)
+    return Unrolls.joined(actors.collect(num_steps)[0])
 
 
 def small_learner(

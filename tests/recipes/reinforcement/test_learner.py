@@ -7,7 +7,7 @@ from recipes.reinforcement.actors import Unrolls
 from recipes.reinforcement.agent import Agent, Inputs
 from recipes.reinforcement.learner import LearnerConfig, losses
 from recipes.reinforcement.vtrace import vtrace
-from tests.recipes.reinforcement.small import EPISODE, MODELS, UNROLL, collected, small_actors, small_agent
+from tests.recipes.reinforcement.small import EPISODE, MODELS, UNROLL, collected, small_agent
 from waveform.engine.interface import map_state, state_tensors, take_rows
 
 _CONFIG = LearnerConfig()
@@ -118,13 +118,3 @@ def test_losses_are_those_of_the_paper() -> None:
     assert abs(made.policy.item() - policy) < 1e-6
     assert abs(made.value.item() - value) < 1e-6
     assert abs(made.entropy.item() - entropy) < 1e-6
-
-
-def test_rows_act_alike_wherever_they_are() -> None:
-    agent = small_agent("compressive_transformer").eval()
-    whole = small_actors(agent)
-    half = small_actors(agent, rank=1, num_ranks=2)
-    whole.collect(20)
-    half.collect(20)
-    for a, b in zip(state_tensors(take_rows(whole.state, [3, 4, 5])), state_tensors(half.state), strict=True):
-        assert torch.allclose(a.double(), b.double(), rtol=0, atol=1e-12)
