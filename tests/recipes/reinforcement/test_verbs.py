@@ -1,6 +1,5 @@
 """Agents by the command line: train, resume, evaluate, compare, play, and what is refused in one line."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,6 @@ def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsy
     run("play", runs / "ct", "--gif", tmp_path / "e.gif", "--plot", tmp_path / "e.png", "--steps", 9)
     assert "9 steps of" in capsys.readouterr().out
     assert all((tmp_path / name).stat().st_size > 500 for name in ("curves.png", "e.gif", "e.png"))
-
-
-def test_runs_of_one_name_are_all_drawn(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[str] = []
-    monkeypatch.setattr(evaluation, "save_returns", lambda path, curves: drawn.extend(curves))
-    copy = shutil.copytree(runs / "ct", tmp_path / "ct")
-    run("compare", runs / "ct", copy, runs / "lstm", "--episodes", 1, "--plot", tmp_path / "curves.png")
-    assert drawn == [str(runs / "ct"), str(copy), "lstm"]
 
 
 def test_an_agent_is_evaluated_by_delay(tmp_path: Path) -> None:
