@@ -145,13 +145,6 @@ def test_restoring_continues_exactly(shortest: int | None) -> None:
         assert all(np.array_equal(x, y) for x, y in zip(outcome, wanted, strict=True))
 
 
-def test_an_episode_has_its_length() -> None:
-    env = one(episode=7)
-    env.begin()
-    ended = [bool(env.step(np.array([0])).ended[0]) for _ in range(21)]
-    assert ended == ([False] * 6 + [True]) * 3
-
-
 def test_bad_settings_are_named() -> None:
     with pytest.raises(UserError, match=r"task\.room is 4; it must be odd"):
         ObjectMatchingConfig(room=4)
