@@ -58,7 +58,8 @@ class VectorEncoder(nn.Module):
 
     def __init__(self, observation: Observation, num_features: int) -> None:
         super().__init__()
-        self.layer = nn.Linear(math.prod(observation.shape), num_features)
+        (size,) = observation.shape
+        self.layer = nn.Linear(size, num_features)
 
     def forward(self, numbers_BTn: Tensor) -> Tensor:
         """-> [B, T, F]."""

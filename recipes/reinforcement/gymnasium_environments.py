@@ -159,7 +159,7 @@ def _observation(name: str, space: Any) -> tuple[Observation, str | None]:
         raise UserError(f"env={name} shows observations of the kind {kind}; {_KINDS}")
     shape = tuple(space.shape)
     if np.issubdtype(space.dtype, np.floating) and len(shape) < 3:
-        return Observation("vector", shape), shown
+        return Observation("vector", (int(np.prod(shape)),)), shown
     if len(shape) == 3 and shape[2] in (1, 3, 4) and min(shape[:2]) >= 16 and space.dtype == np.uint8:
         return Observation("image", shape), shown
     if np.issubdtype(space.dtype, np.integer) and np.prod(shape) <= _LARGEST_GRID and len(shape) < 4:

@@ -224,6 +224,13 @@ class TestGymnasium:
         environments = GymnasiumEnvironments("own_levels:Own-v0", seed=0, rows=np.arange(2))
         assert environments.observation.kind == "vector" and environments.begin().shape == (2, 4)
 
+    def test_a_table_of_numbers_is_seen_as_one_vector(self, tmp_path: Path) -> None:
+        import gymnasium
+        from gymnasium.wrappers import FrameStackObservation
+
+        gymnasium.register("Stacked-v0", lambda: FrameStackObservation(gymnasium.make("CartPole-v1"), 2))
+        run("train", "rl", tmp_path / "run", SMOKE, "env=Stacked-v0", "train.max_steps=1")
+
     def test_a_run_has_nothing_imported_or_made_with_options_that_the_user_does_not_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
