@@ -1,6 +1,6 @@
 """Agents that learn from rewards: the environment, the agent, V-trace, actors, learner, evaluation and drawing.
 
-Command lines are parsed with these names, so nothing is imported here.
+Other packages read these names without loading agents, so nothing is imported here.
 """
 
 OBJECT_MATCHING, GYMNASIUM = "object_matching", "rl"
