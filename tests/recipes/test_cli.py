@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,32 @@ def test_a_mistake_is_one_line(name: str, place: Path, tmp_path: Path, capsys: p
     assert sorted(place.rglob("*")) == before
     assert not [path for path in tmp_path.rglob("*") if path.name != ".train.lock" and path.is_file()]
     assert not (tmp_path / "d").exists() and not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_a_page_of_two_runs(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of words, without players."""
+    page, marked = tmp_path / "page.html", tmp_path / "<b>a"
+    run("train", place / "data", marked, "preset=smoke", "seed=1", *SHORT)
+    options = ["--documents", 2, "--prefix", 8, "--tokens", 5, "--split", "train", "--out", page]
+    figures = figures_of(tmp_path / "f.json", "report", marked, place / "run", *options)
+    html = page.read_text()
+    assert "<b>" not in html and "<audio" not in html and 'id="listen"' not in html
+    section = re.search(r'<section id="read">.*?</section>', html, re.DOTALL)
+    assert section is not None and section[0].count("<details") == 2
+    assert section[0].count("<h3>") == 6 and section[0].count("as it goes on") == 2  # two runs and the truth, twice
+    assert 'id="frequencies"' in html and "gain over the first" in html
+    assert "Attention by position" in html
+    assert "<td>seed</td>" in html
+    assert len(figures["comparison"]) == len(figures["by_place"]) == len(figures["attention"]) == 2
+    assert figures["by_place"][0]["edges"][:3] == [0, 64, 128]
+    before = content(place / "run")
+    assert "is named twice" in mistake(["report", place / "run", place / "run"], capsys)
+    config = place / "run" / "config.yaml"
+    assert f"{config} exists, and is not a page" in mistake(["report", place / "run", "--out", config], capsys)
+    run("report", place / "run", "--documents", 0, "--out", page)  # its own is replaced
+    assert "--tokens is 0" in mistake(["report", place / "run", "--tokens", 0], capsys)
+    assert content(place / "run") == before
 
 
 def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
