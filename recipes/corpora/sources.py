@@ -3,6 +3,7 @@
 Nothing is unpacked to disk, and never more than a block is held in RAM.
 """
 
+import gzip
 import lzma
 import tarfile
 import zipfile
@@ -18,6 +19,7 @@ _BLOCK_BYTES = 1 << 17  # the subword library holds 256 of them at a time while 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _DAMAGE = (
     zipfile.BadZipFile,
+    gzip.BadGzipFile,
     zlib.error,
     EOFError,
     tarfile.TarError,
@@ -107,6 +109,10 @@ def _zip(path: Path) -> Source:
 def _tar(path: Path) -> Source:
     archive = tarfile.open(path)  # noqa: SIM115  # stays open as long as its files are read
     members = {member.name.removeprefix("./"): member for member in archive.getmembers() if member.isfile()}
+    # What tarfile takes for the archive's end may be a damaged header, and the checksum of gzip and others comes last.
+    assert archive.fileobj is not None
+    while archive.fileobj.read(_BLOCK_BYTES):
+        pass
 
     def open_(name: str) -> IO[bytes]:
         file = archive.extractfile(members[name])

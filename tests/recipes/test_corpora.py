@@ -92,6 +92,14 @@ def test_a_damaged_archive_is_refused(recipe: str, damage: str, tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
 
 
+def test_the_checksum_at_the_end_of_an_archive_is_read(tmp_path: Path) -> None:
+    path = write_source("ptb", tmp_path / "source")
+    content = path.read_bytes()
+    path.write_bytes(content[:-8] + bytes(byte ^ 255 for byte in content[-8:-4]) + content[-4:])
+    with pytest.raises(UserError, match=r"damaged or cut short \(CRC check failed.*fetch it again$"):
+        prepare("ptb", path, tmp_path / "data", ["corpus.check=false"], show_progress=False)
+
+
 def test_wikitext_tokens_are_words_and_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_source("wikitext103", tmp_path / "source")
     with zipfile.ZipFile(source) as archive:
