@@ -1,9 +1,8 @@
 """Writes small sources in the true format of every recipe."""
 
-import io
-import tarfile
-import zipfile
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -26,20 +25,11 @@ def sentences(num: int, *, seed: int = 0) -> list[str]:
     return made
 
 
-def _zip(path: Path, files: dict[str, str]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return path
-
-
-def _tar(path: Path, files: dict[str, str]) -> Path:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(f"./{name}")
-            entry.size = len(text.encode())
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return path
+def _archive(path: Path, kind: str, files: dict[str, str]) -> Path:
+    """kind: one that shutil knows, such as zip."""
+    with TemporaryDirectory() as folder:
+        write_folder(Path(folder), files)
+        return Path(shutil.make_archive(str(path), kind, folder)).rename(path)
 
 
 def write_folder(path: Path, files: dict[str, str]) -> Path:
@@ -62,7 +52,7 @@ def write_source(recipe: str, folder: Path) -> Path:
     """Write a small source of `recipe` into `folder`, in a published format; return the path to give to `prepare`."""
     folder.mkdir(parents=True, exist_ok=True)
     if recipe == "enwik8":
-        return _zip(folder / "enwik8.zip", {"enwik8": "<page>é\n".join(sentences(600))})
+        return _archive(folder / "enwik8.zip", "zip", {"enwik8": "<page>é\n".join(sentences(600))})
     if recipe == "text8":
         return write_folder(folder, {"text8": " ".join(sentences(600))}) / "text8"
     if recipe == "wikitext103":
@@ -70,7 +60,7 @@ def write_source(recipe: str, folder: Path) -> Path:
             f"wikitext-103/wiki.{split}.tokens": _wikitext(n, n)
             for split, n in (("train", 600), ("valid", 60), ("test", 90))
         }
-        return _zip(folder / "wikitext-103-v1.zip", files)
+        return _archive(folder / "wikitext-103-v1.zip", "zip", files)
     if recipe == "pg19":
         books = {
             f"{split}/{n}.txt": "\r\n".join(sentences(n, seed=n))
@@ -97,7 +87,7 @@ def write_source(recipe: str, folder: Path) -> Path:
             f"simple-examples/data/ptb.{split}.txt": "".join(f" {line} \n" for line in sentences(n, seed=n))
             for split, n in (("train", 400), ("valid", 50), ("test", 60))
         }
-        return _tar(folder / "simple-examples.tgz", files)
+        return _archive(folder / "simple-examples.tgz", "gztar", files)
     assert recipe == "folder"
     return write_folder(
         folder / "texts",
