@@ -8,7 +8,7 @@ from typing import Any
 from recipes.continuations import NUCLEUS, Prefixes, continue_documents
 from recipes.corpora.episodes import is_recall
 from recipes.text_figures import frequencies_of, rows_of
-from waveform.analyses.analyse import DEFAULT_TOKENS
+from waveform.analyses.layers import DEFAULT_TOKENS
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World

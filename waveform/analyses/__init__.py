@@ -1,4 +1,4 @@
 """What trained runs attend to, how well they compress, how far back they look, and what carrying state saves.
 
-Runs and tokens of any modality come in, plain figures go out. `analyse` runs all of it and writes JSON and a PNG.
+Runs and tokens of any modality come in, plain figures go out. `waveform/verbs/analyse.py` runs all of it.
 """

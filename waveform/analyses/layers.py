@@ -20,6 +20,7 @@ from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
 from waveform.runs.opened import TrainedRun
 from waveform.system.errors import UserError
 
+DEFAULT_TOKENS = 200_000  # read at most, if a user does not say
 NUM_BUCKETS = 6  # of each region, as in Figure 2
 REGIONS = ("compressed", "memory", "window")
 _MIN_WINDOWS = 4  # looked at per piece; with fewer, nearly all of the work would be filling the memories

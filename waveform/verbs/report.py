@@ -5,9 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from waveform.analyses.analyse import DEFAULT_TOKENS
 from waveform.analyses.by_place import nll_by_place
-from waveform.analyses.layers import attention_by_position, observe_layers
+from waveform.analyses.layers import DEFAULT_TOKENS, attention_by_position, observe_layers
 from waveform.domain import domain_of_runs
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
