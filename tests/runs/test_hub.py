@@ -17,18 +17,22 @@ from huggingface_hub import constants
 from pytest import MonkeyPatch
 
 from tests.calling import Capsys, cli, figures_of, mistake
+from waveform.quality.figures import Figure, Quality, SetOfClips
 from waveform.runs.hub import HUB_CONFIG_FILE
 from waveform.speech.domain import Speech
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _ABOUT = ["--licence", "cc-by-4.0", "--language", "en", "--trained-on", "three sines: a, b & c"]
+_PITCH = Figure("mean pitch", "Hz", 120.0, 110.0, 130.0)
+_QUALITY = Quality([SetOfClips("real", 3, [_PITCH])], 9, _PITCH, seconds=2.0, temperature=1.0, seed=0)
 
 
 @pytest.fixture(scope="module")
 def place(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """hub/, what `export --format hub` made of a run on speech, and figures.json of that."""
     place = tmp_path_factory.mktemp("place")
-    cli("evaluate", speech / "run", "--json", place / "figures.json")
+    figures = figures_of(place / "figures.json", "evaluate", speech / "run")
+    (place / "figures.json").write_text(json.dumps(figures | {"quality": _QUALITY.as_json()}))
     export = ["export", speech / "run", place / "hub", "--format", "hub", *_ABOUT]
     cli(*export, "--figures", place / "figures.json")
     return place
@@ -91,6 +95,7 @@ def test_the_card_says_what_the_user_said_and_what_was_measured(speech: Path, pl
     assert result["metrics"][0]["value"] == figures["nats_per_token"]
     assert result["dataset"]["name"] == _ABOUT[-1] and "of three sines: a, b & c." in card
     assert f"{figures['nats_per_token']:.4f} nats" in card and "linear prediction alone" in card
+    assert "| quality [95% interval] | real (3) |\n| --- | --- |\n| mean pitch, Hz | 120.0 [110.0, 130.0] |" in card
     names = {path.name for path in (place / "hub").iterdir()}
     assert names == {
         "README.md", "config.json", "learning-curve.png", "metrics.jsonl", "model.safetensors", "sample-0.flac",

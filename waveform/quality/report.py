@@ -13,10 +13,9 @@ def describe(quality: Quality) -> str:
 def quality_rows(quality: Quality) -> tuple[list[str], list[list[str]]]:
     """The figures as a table's header and rows."""
     header = ["quality [95% interval]", *(f"{one.name} ({one.num_clips})" for one in quality.sets)]
-    first = quality.sets[0].figures
     return header, [
-        [f"{figure.name}, {figure.unit}", *(shown(one.figures[i]) for one in quality.sets)]
-        for i, figure in enumerate(first)
+        [f"{every[0].name}, {every[0].unit}", *map(shown, every)]
+        for every in zip(*(one.figures for one in quality.sets), strict=True)
     ]
 
 

@@ -88,7 +88,12 @@ def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
     if card.figures is not None:
         try:
             figures = msgspec.json.decode(card.figures.read_bytes(), type=_Figures)
-            quality = _quality_table(figures.quality)
+            if figures.quality is not None:
+                from waveform.quality.figures import Quality  # loads librosa and more
+                from waveform.quality.report import quality_rows
+
+                header, rows = quality_rows(msgspec.convert(figures.quality, Quality))
+                quality = [header, *rows]
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise UserError(
                 f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error})"
@@ -99,17 +104,3 @@ def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
                 f"run of step {run.step} and {size:,}; evaluate it again"
             )
     return {"card": card, "name": name, "num_parameters": size, "figures": figures, "quality": quality}
-
-
-def _quality_table(quality: dict[str, Any] | None) -> list[list[str]]:
-    """Figures of quality as rows, the first one of names; none if they were not measured."""
-    if quality is None:
-        return []
-    from waveform.quality.figures import Figure  # loads librosa and more
-    from waveform.quality.report import shown
-
-    sets = quality["sets"]
-    rows = [["", *(str(one["name"]) for one in sets)]]
-    for every in zip(*(one["figures"] for one in sets), strict=True):
-        rows.append([f"{every[0]['name']}, {every[0]['unit']}", *(shown(Figure(**one)) for one in every)])
-    return rows
