@@ -5,25 +5,7 @@
 
 from collections.abc import Sequence
 
-from waveform.command.arguments import (
-    CONFIG_DIR,
-    DATA,
-    DEVICE,
-    JSON,
-    MEMORIES,
-    NEW_RUN_DIR,
-    PLAYING,
-    QUALITY,
-    ROWS,
-    RUN_DIR,
-    RUN_DIRS,
-    SCORING,
-    SEED,
-    SPLIT,
-    TEMPERATURE,
-    overrides,
-    plot,
-)
+from waveform.command import arguments as common
 from waveform.command.table import OF_DOMAIN, Argument, Verb, decimal, number, path, run_command, switch
 
 _TRAIN_EPILOG = """\
@@ -59,7 +41,7 @@ RUN_VERBS = (
         "waveform.verbs.train:train",
         (
             _SOURCE,
-            NEW_RUN_DIR,
+            common.NEW_RUN_DIR,
             path(
                 "--from",
                 "begin with the weights and settings of another run, archived or bundled; settings that you give, or a "
@@ -73,8 +55,8 @@ RUN_VERBS = (
                 "print the resolved configuration and stop; SOURCE may be a recipe's name",
                 instead="waveform.verbs.train:print_config",
             ),
-            overrides("train.max_steps=1000 model=wavenet"),
-            CONFIG_DIR,
+            common.overrides("train.max_steps=1000 model=wavenet"),
+            common.CONFIG_DIR,
         ),
         epilog=_TRAIN_EPILOG,
         report="waveform.verbs.train:exit_code",
@@ -95,12 +77,12 @@ RUN_VERBS = (
             Argument(
                 "--storage", "database in which several machines share the search (docs/performance.md)", metavar="URL"
             ),
-            JSON,
-            overrides(
+            common.JSON,
+            common.overrides(
                 "model=wavenet train.batch_size=8; settings given here stay fixed; the default preset is demo, of text "
                 "cpu"
             ),
-            CONFIG_DIR,
+            common.CONFIG_DIR,
         ),
     ),
     Verb(
@@ -108,8 +90,8 @@ RUN_VERBS = (
         "print a run's NLL on held-out data, and the metrics of its domain",
         OF_DOMAIN,
         (
-            RUN_DIR,
-            *SCORING,
+            common.RUN_DIR,
+            *common.SCORING,
             switch("--dynamic", "score again while learning from what was scored"),
             Argument(
                 "--dynamic-optimiser",
@@ -121,11 +103,11 @@ RUN_VERBS = (
                 "default: 3e-2 with sgd, 3e-5 with adam; with continued, that of training where it ended",
                 metavar="LR",
             ),
-            *QUALITY,
-            *PLAYING,
-            JSON,
-            plot("draw bits per answer by distance (recall), or an agent's return in training"),
-            DEVICE,
+            *common.QUALITY,
+            *common.PLAYING,
+            common.JSON,
+            common.plot("draw bits per answer by distance (recall), or an agent's return in training"),
+            common.DEVICE,
         ),
     ),
     Verb(
@@ -133,7 +115,7 @@ RUN_VERBS = (
         "generate audio into WAV files or stdout, or play it, as it is drawn; or print text",
         OF_DOMAIN,
         (
-            RUN_DIR,
+            common.RUN_DIR,
             Argument(
                 "--out",
                 "folder for the WAV files; - writes one WAV to stdout, for example for `| aplay`",
@@ -143,12 +125,12 @@ RUN_VERBS = (
             switch("--play", "play it as it is drawn; needs waveform[play]"),
             number("--num", "how many, generated side by side (default 1)"),
             decimal("--seconds", "length of each (default 1); inf with --play or --out -", metavar="S"),
-            TEMPERATURE,
+            common.TEMPERATURE,
             number("--top-k", "draw from the K most probable classes only", metavar="K"),
             decimal(
                 "--top-p", "draw from the fewest classes that reach probability P (default of text: 0.98)", metavar="P"
             ),
-            SEED,
+            common.SEED,
             Argument(
                 "--label",
                 "of a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
@@ -159,9 +141,9 @@ RUN_VERBS = (
             Argument("--prompt", "of text: what to continue (default: nothing)", metavar="TEXT|FILE"),
             number("--documents", "of text: continue N held-out documents instead"),
             number("--prefix", "tokens of each that are read (default 512)"),
-            SPLIT,
+            common.SPLIT,
             number("--tokens", "of text: how many (default 512)", dest="num_tokens"),
-            DEVICE,
+            common.DEVICE,
         ),
         report="waveform.command.outcome:print_text",
     ),
@@ -171,7 +153,7 @@ RUN_VERBS = (
         "sample, score and go on training",
         "waveform.verbs.export:export",
         (
-            RUN_DIR,
+            common.RUN_DIR,
             path("file", "a new file, or folder", metavar="FILE"),
             Argument(
                 "--format",
@@ -192,18 +174,18 @@ RUN_VERBS = (
         "compare runs on the same held-out data: NLL, difference to WaveNet (or the first run), size and speed",
         OF_DOMAIN,
         (
-            RUN_DIRS,
-            *SCORING,
+            common.RUN_DIRS,
+            *common.SCORING,
             Argument(
                 "--published",
                 "show what others published for a corpus (sc09, youtubemix, beethoven) beside runs on all of it",
                 metavar="NAME",
             ),
-            *QUALITY,
-            *PLAYING,
-            JSON,
-            plot("draw validation NLL in training; bits per answer by distance (recall); agents' returns"),
-            DEVICE,
+            *common.QUALITY,
+            *common.PLAYING,
+            common.JSON,
+            common.plot("draw validation NLL in training; bits per answer by distance (recall); agents' returns"),
+            common.DEVICE,
         ),
     ),
     Verb(
@@ -220,11 +202,11 @@ RUN_VERBS = (
                 metavar="NAME",
             ),
             number("--seeds", "trainings of each model (default 1)"),
-            ROWS,
-            JSON,
-            plot("draw validation NLL in training, and test NLL against parameters"),
-            overrides("preset=demo train.max_seconds=600"),
-            CONFIG_DIR,
+            common.ROWS,
+            common.JSON,
+            common.plot("draw validation NLL in training, and test NLL against parameters"),
+            common.overrides("preset=demo train.max_seconds=600"),
+            common.CONFIG_DIR,
         ),
     ),
     Verb(
@@ -232,17 +214,17 @@ RUN_VERBS = (
         "where runs attend, how they compress, how far back they look, what carried state saves",
         "waveform.verbs.analyse:analyse",
         (
-            RUN_DIRS,
-            DATA,
-            SPLIT,
+            common.RUN_DIRS,
+            common.DATA,
+            common.SPLIT,
             number(
                 "--tokens", "tokens that each run reads at most for each figure (default 200000)", dest="max_tokens"
             ),
             number("--context-step", "tokens from one context length to the next"),
-            *MEMORIES,
-            plot("draw the figures there"),
-            JSON,
-            DEVICE,
+            *common.MEMORIES,
+            common.plot("draw the figures there"),
+            common.JSON,
+            common.DEVICE,
         ),
     ),
     Verb(
@@ -271,18 +253,18 @@ RUN_VERBS = (
             number("--quality", "measure figures of quality by N sounds of each run (default 0: none)"),
             number("--documents", "of text: held-out documents that every run continues (default 3)"),
             number("--prefix", "tokens of each that are read (default 512)"),
-            TEMPERATURE,
-            SEED,
-            DATA,
-            SPLIT,
-            ROWS,
+            common.TEMPERATURE,
+            common.SEED,
+            common.DATA,
+            common.SPLIT,
+            common.ROWS,
             number(
                 "--tokens",
                 "of audio: samples to score, longest utterances first (default: all); of text: tokens to write "
                 "(default 256)",
             ),
-            JSON,
-            DEVICE,
+            common.JSON,
+            common.DEVICE,
             path(
                 "--ratings",
                 "ratings that a page's blind mode exported: print each run's mean with its interval, and write no page",
@@ -314,10 +296,10 @@ VERBS = (
                 "work on the files on this Dask cluster, whose workers must see both folders under the same paths",
                 metavar="dask://HOST:PORT",
             ),
-            overrides(
+            common.overrides(
                 "data.split.valid=0.1 data.split.by=folder; data.labels=folder or FILE.csv: labels of utterances"
             ),
-            CONFIG_DIR,
+            common.CONFIG_DIR,
         ),
         computes=False,
     ),
@@ -332,7 +314,7 @@ VERBS = (
             Argument("--host", "default 127.0.0.1, which only this machine reaches", metavar="NAME"),
             decimal("--max-seconds", "of a sound (default 60)", metavar="S"),
             number("--clients", "that listen at once (default 2)"),
-            DEVICE,
+            common.DEVICE,
         ),
     ),
     Verb(
@@ -349,17 +331,20 @@ VERBS = (
                 metavar="B",
             ),
             number("--audio-minutes", "audio to prepare; 0: none (default 10)", type=float),
-            JSON,
-            DEVICE,
-            overrides("model.num_layers=2"),
-            CONFIG_DIR,
+            common.JSON,
+            common.DEVICE,
+            common.overrides("model.num_layers=2"),
+            common.CONFIG_DIR,
         ),
     ),
     Verb(
         "demo",
         "prepare, train, compare and sample bundled speech, in minutes on two CPU cores",
         "waveform.verbs.demo:demo",
-        (path("--out", "default: waveform-demo", dest="out_dir", metavar="DIR"), overrides("train.max_seconds=10")),
+        (
+            path("--out", "default: waveform-demo", dest="out_dir", metavar="DIR"),
+            common.overrides("train.max_seconds=10"),
+        ),
     ),
 )
 
