@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from recipes.continuations import NUCLEUS, Prefixes, continue_documents
 from recipes.corpora.episodes import is_recall
@@ -17,7 +17,7 @@ from waveform.report_page.page import Table, Writing
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions
 from waveform.system.console import counted, printable
-from waveform.system.errors import UserError
+from waveform.system.rules import NOT_NEGATIVE, check_rules, whole_number
 
 _FIRST_TOKENS = 64  # the first stretch of NLL over the course of a document
 
@@ -26,20 +26,16 @@ _FIRST_TOKENS = 64  # the first stretch of NLL over the course of a document
 class TextContents(ReportContents):
     """What a report on text contains."""
 
-    documents: int = 3  # held-out documents that every run continues; 0: none
+    documents: Annotated[int, NOT_NEGATIVE] = 3  # held-out documents that every run continues; 0: none
     prefix: int = 512  # tokens of each that are read
-    tokens: int = 256  # that every run makes
+    tokens: Annotated[int, whole_number(1)] = 256  # that every run makes
     temperature: float = 1.0
     seed: int = 0
     split: str = "test"
     rows: int | None = None  # pieces that the text is cut into to be scored; None: whole documents
 
     def __post_init__(self) -> None:
-        if self.documents < 0 or self.tokens < 1:
-            raise UserError(
-                f"--documents is {self.documents} and --tokens is {self.tokens}; the first must be at least 0, the "
-                "second at least 1"
-            )
+        check_rules(self)
         _ = self.prefixes, self.sampling  # they raise
 
     @property

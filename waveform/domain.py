@@ -190,8 +190,6 @@ class TokenDomain(Domain):
         metrics = self.metrics(run, tokens, options)
         whole, classes = tokens, metrics.classes
         if options.rows is not None:
-            if options.rows < 1:
-                raise UserError(f"--rows is {options.rows}; it must be at least 1")
             length = -(-tokens.num_tokens // options.rows)
             tokens = tokens.cut(length)
             classes = classes.cut(length) if isinstance(classes, TokenSet) else classes

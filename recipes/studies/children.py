@@ -7,33 +7,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from recipes.studies.report import Figures
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
+from waveform.system.rules import check_rules, whole_number
 from waveform.system.signals import Interrupted
 
 Run = tuple[str, int]  # a setting, by its label, and a seed
 _LAST_WORDS = 3  # lines of a failed child's output that are shown
-_MOST = 1 << 16  # runs, jobs or rows; far more than anybody waits for
+_Count = Annotated[int, whole_number(1, 1 << 16)]  # up to far more than anybody waits for
 
 
 @dataclass(frozen=True)
 class StudyConfig:
     """How much of a study is run, and how fast."""
 
-    seeds: int | None = None  # runs of each setting; None: the study's own number
-    jobs: int = 2  # runs at a time
-    rows: int | None = None  # of evaluations: pieces that text is cut into; None: whole documents
+    seeds: _Count | None = None  # runs of each setting; None: the study's own number
+    jobs: _Count = 2  # runs at a time
+    rows: _Count | None = None  # of evaluations: pieces that text is cut into; None: whole documents
     config_dir: Path | None = None  # of Hydra configs of the user's own
     agents: Sequence[str] = ()  # of figure5: which are trained; none named: all
     envs: Sequence[str] = ()  # of Gymnasium: in which they are evaluated besides
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "jobs", "rows"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= _MOST:
-                raise UserError(f"--{name} is {value}; it must be from 1 to {_MOST}")
+        check_rules(self)
 
 
 class Children:

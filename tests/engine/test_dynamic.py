@@ -15,6 +15,7 @@ from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
+from waveform.runs.scoring import EvaluateOptions
 from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
@@ -103,10 +104,8 @@ def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
 
 
 def test_mistakes(token_set: MakeTokens) -> None:
-    with pytest.raises(UserError, match="optimiser is 'lbfgs'"):
-        DynamicConfig(optimiser="lbfgs")
-    with pytest.raises(UserError, match="0 or more"):
-        DynamicConfig(lr=-1.0)
+    with pytest.raises(UserError, match="--dynamic-optimiser is 'lbfgs'; choose sgd, adam or continued"):
+        EvaluateOptions(dynamic_optimiser="lbfgs")
     model, window = small_model("wavenet")
     with pytest.raises(UserError, match="diverged"):
         dynamically(model, token_set([80]), window=window, optimiser="sgd", lr=1e300, clip_norm=1e9)

@@ -220,7 +220,7 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pyt
     assert dynamic["perplexity"] < 0.9 * plain["perplexity"]
     assert dynamic["perplexity_by_frequency"].keys() == plain["perplexity_by_frequency"].keys()
     assert f"dynamic, adam at 0.001: {dynamic['perplexity']:.4f}" in capsys.readouterr().out
-    assert "learning rate" in mistake([*arguments[:3], "--dynamic-lr", "-1"], capsys)
+    assert "--dynamic-lr is -1.0; it must be 0 or more" in mistake([*arguments[:3], "--dynamic-lr", "-1"], capsys)
     continued = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "continued"]
     own = figures_of(tmp_path / "own.json", *continued)["dynamic"]
     given = figures_of(tmp_path / "given.json", *continued, "--dynamic-lr", "1e-3")["dynamic"]

@@ -114,6 +114,7 @@ def test_a_run_that_waited_for_a_core_is_warned_of() -> None:
 def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = ["race", data, tmp_path / "runs", *STEPS]
     assert "--seeds is 0" in mistake([*command, "--seeds", "0"], capsys)
+    assert mistake([*command, "--rows", "0"], capsys).endswith("--rows is 0; it must be a whole number of at least 1")
     assert "name them with --models" in mistake([*command, "model=wavenet"], capsys)
     assert "wavnet" in mistake([*command, "--models", "wavnet"], capsys)
     assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"], capsys)

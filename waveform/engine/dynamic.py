@@ -39,10 +39,6 @@ class DynamicConfig:
     rows: int = 16  # utterances side by side, which share each update: with fewer, each learns sooner from the others
 
     def __post_init__(self) -> None:
-        if self.optimiser not in OPTIMISERS:
-            raise UserError(f"the dynamic optimiser is {self.optimiser!r}; choose one of {', '.join(OPTIMISERS)}")
-        if self.lr is not None and not 0 <= self.lr < float("inf"):
-            raise UserError(f"the dynamic learning rate is {self.lr}; it must be 0 or more")
         continued = self.optimiser == "continued"
         assert not continued or (self.lr is not None and self.checkpoint is not None), "what is to be continued?"
 

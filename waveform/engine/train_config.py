@@ -9,7 +9,7 @@ import torch
 from waveform.engine.trackers import TRACKERS, require_installed
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
-from waveform.system.rules import BELOW_1, NOT_NEGATIVE, PART, Rule, check_rules, one_of, whole_number
+from waveform.system.rules import BELOW_1, NOT_NEGATIVE, PART, POSITIVE, Rule, check_rules, one_of, whole_number
 
 _MAX_CHUNK = 2**24  # far above any that was ever trained on: a stop waits for the end of a step
 
@@ -21,7 +21,7 @@ _DEVICE = Rule(
 _Count = Annotated[int, Rule(lambda value: value >= 1, "it must be at least 1")]
 _Steps = Annotated[int, NOT_NEGATIVE]
 _Limit = Annotated[float | None, _LIMIT]
-_Positive = Annotated[float, Rule(lambda value: value > 0, "it must be above 0")]
+_Positive = Annotated[float, POSITIVE]
 _FromZero = Annotated[float, NOT_NEGATIVE]
 _Share = Annotated[float, BELOW_1]
 _Part = Annotated[float, PART]

@@ -199,8 +199,6 @@ def average_weights(run: TrainedRun, num_checkpoints: int) -> None:
     AWD-LSTM (Merity et al. 2017), which Transformer-XL follows on Penn Treebank, averages every step from some step on;
     here it is every `train.checkpoint_every` steps. Raises UserError if the run keeps fewer checkpoints.
     """
-    if num_checkpoints < 1:
-        raise UserError(f"--average is {num_checkpoints}; it must be at least 1")
 
     def mean_weights() -> dict[str, Tensor]:
         found = checkpoint.newest_complete(run.folder, at_most=num_checkpoints)

@@ -5,13 +5,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from waveform.engine import checkpoint
 from waveform.engine.dataset import is_dataset, read_dataset
-from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
+from waveform.engine.dynamic import OPTIMISERS, DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import Classes, EvaluateConfig, Evaluation
 from waveform.engine.evaluator import evaluate as evaluate_tokens
 from waveform.engine.metrics import read_metrics, unigram_nll
@@ -27,6 +27,7 @@ from waveform.runs.speeds import speeds_of, training_speed, waited_share
 from waveform.system.console import printable
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
+from waveform.system.rules import NOT_NEGATIVE, check_rules, one_of, whole_number
 
 _PREDICTED: dict[Hashable, float] = {}  # runs that are compared have the same tokens
 
@@ -151,13 +152,18 @@ class EvaluateOptions:
     memory: int | None = None  # memory slots; None: as in training
     compressed: int | None = None  # compressed slots; None: as in training
     dynamic: bool = False  # score again while learning from what was scored
-    dynamic_optimiser: str = "sgd"  # sgd | adam | continued: as the checkpoint left it
-    dynamic_lr: float | None = None  # None: the optimiser's default in `DynamicConfig`; continued: that of training
-    average: int = 1  # newest checkpoints whose weights are averaged
+    dynamic_optimiser: Annotated[str, one_of(*OPTIMISERS)] = "sgd"  # sgd | adam | continued: as the checkpoint left it
+    # None: the optimiser's default in `DynamicConfig`; continued: that of training
+    dynamic_lr: Annotated[float, NOT_NEGATIVE] | None = None
+    average: Annotated[int, whole_number(1)] = 1  # newest checkpoints whose weights are averaged
     stride: int | None = None  # tokens by which the window of a model without memory moves; None: its length
     published: str | None = None  # of `compare`: a corpus of audio, whose published figures are shown beside
     published_words: bool = False  # word-level perplexity divides by the words that the corpus was published with
-    rows: int | None = None  # pieces that the split is cut into, each from empty memories; None: whole utterances
+    # pieces that the split is cut into, each from empty memories; None: whole utterances
+    rows: Annotated[int, whole_number(1)] | None = None
+
+    def __post_init__(self) -> None:
+        check_rules(self)
 
     def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
         """Dynamic evaluation, if chosen, with training's clip norm and auxiliary weight. Raises UserError."""

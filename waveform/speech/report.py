@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from waveform.speech.run import Run, check_amount, load
 from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
+from waveform.system.rules import NOT_NEGATIVE, check_rules, whole_number
 
 REAL = "real speech"
 ALONE = "linear-prediction"  # of `listen`: what the predictors of the runs draw alone
@@ -47,23 +48,20 @@ _SYMPTOM_CLIPPED = 0.01  # samples
 class SoundContents(ReportContents):
     """What a report on runs on audio contains."""
 
-    num: int = 2  # sounds of each run at each temperature, from nothing
+    num: Annotated[int, NOT_NEGATIVE] = 2  # sounds of each run at each temperature, from nothing
     seconds: float = 2.0  # length of each sound
-    real: int = 4  # recordings, whose beginnings every run continues; 0: none
+    real: Annotated[int, NOT_NEGATIVE] = 4  # recordings, whose beginnings every run continues; 0: none
     temperatures: Sequence[float] = (1.0, 0.9)  # the first one serves for continuations too
     seed: int = 0
     split: str = "test"  # of the recordings and the NLL
     quality: int = 0  # sounds of each run by which figures of quality are measured; 0: none are
-    tokens: int | None = None  # samples that are scored, longest utterances first; None: all
+    # Samples that are scored, longest utterances first; None: all
+    tokens: Annotated[int, whole_number(1)] | None = None
     # Further runs, of which only sounds are shown, on whatever data; linear-prediction: what it draws alone
     listen: Sequence[Path | str] = ()
 
     def __post_init__(self) -> None:
-        for name, value in {"num": self.num, "real": self.real}.items():
-            if value < 0:
-                raise UserError(f"--{name} is {value}; it must be 0 or more")
-        if self.tokens is not None and self.tokens < 1:
-            raise UserError(f"--tokens is {self.tokens}; it must be at least 1")
+        check_rules(self)
         check_amount(1, self.seconds, endless=False)
         if self.quality:
             if self.quality < FEWEST_CLIPS:

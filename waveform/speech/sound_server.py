@@ -9,7 +9,6 @@ may not ask (by the headers Host and Origin), lengths and numbers are bounded, a
 """
 
 import json
-import math
 import secrets
 import sys
 import time
@@ -22,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import BoundedSemaphore, Lock
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import numpy as np
@@ -33,6 +32,7 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.runs.configured_model import num_parameters
 from waveform.speech.run import Run
 from waveform.system.errors import UserError
+from waveform.system.rules import POSITIVE, check_rules, whole_number
 
 _MAX_BODY_BYTES = 20 << 20
 _PRIME_S = 10.0  # of an uploaded recording: its end
@@ -50,17 +50,12 @@ class ServeConfig:
     """Where a page is served, and how much anyone may ask of it."""
 
     host: str = "127.0.0.1"
-    port: int = 8000  # 0: a free one
-    max_seconds: float = 60.0  # of a sound
-    clients: int = 2  # that listen at once
+    port: Annotated[int, whole_number(0, 65535)] = 8000  # 0: a free one
+    max_seconds: Annotated[float, POSITIVE] = 60.0  # of a sound
+    clients: Annotated[int, whole_number(1)] = 2  # that listen at once
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:
-            raise UserError(f"--port is {self.port}; it must be between 0 and 65535")
-        if not 0 < self.max_seconds < math.inf:
-            raise UserError(f"--max-seconds is {self.max_seconds}; it must be above 0 and finite")
-        if self.clients < 1:
-            raise UserError(f"--clients is {self.clients}; it must be at least 1")
+        check_rules(self)
 
 
 class SoundServer(ThreadingHTTPServer):

@@ -1,4 +1,4 @@
-"""Rules for settings: what each field of a configuration must be, and what to tell the user if it is not.
+"""Rules for settings and options: what each field of a configuration must be, and what to tell the user if it is not.
 
 A rule stands beside the type of its field: `memory: Annotated[int, whole_number(0)] = 768`. One of a field that may be
 null stands within: `piece_samples: Annotated[int, whole_number(100)] | None`.
@@ -24,6 +24,7 @@ COUNTABLE = Rule(
     lambda value: not isinstance(value, int | float) or abs(value) < 2**63, "it must be a finite number below 2^63"
 )
 NOT_NEGATIVE = Rule(lambda value: value >= 0, "it must be 0 or more")
+POSITIVE = Rule(lambda value: value > 0, "it must be above 0")
 PART = Rule(lambda value: 0 < value <= 1, "it must be above 0 and at most 1")
 BELOW_1 = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
 
@@ -53,11 +54,17 @@ def _or_null(rule: Rule) -> Rule:
     return Rule(lambda value: value is None or rule.holds(value), f"{rule.remedy}, or null")
 
 
-def check_rules(config: Any, *, section: str) -> None:
-    """Raises UserError for the first field of `config`, a dataclass, that breaks its own rule or is not countable."""
+def check_rules(config: Any, *, section: str | None = None) -> None:
+    """Raises UserError for the first field of `config`, a dataclass, that breaks its own rule or is not countable.
+
+    section: of the configuration; None: its fields are options of a command.
+    """
     types = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         value = getattr(config, field.name)
         for rule in (*rules_of(types[field.name]), COUNTABLE):
             if not rule.holds(value):
+                if section is None:
+                    option = f"--{field.name.replace('_', '-')}"  # null if it is left out
+                    raise UserError(f"{option} is {value!r}; {rule.remedy.removesuffix(', or null')}")
                 raise UserError(f"{section}.{field.name} is {value!r}; {rule.remedy}")

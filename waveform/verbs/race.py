@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from waveform.runs.statistics import interval_over_utterances, mean_and_interval
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
+from waveform.system.rules import check_rules, whole_number
 from waveform.verbs.compare import open_runs
 from waveform.verbs.train import train_all
 
@@ -32,16 +33,15 @@ _LOOK_TOKENS = 64_000  # of each, in 16 pieces of 4,000: longer than what small 
 
 @dataclass(frozen=True)
 class Entrants:
-    """What takes part in a race. Raises UserError for a number of seeds out of range."""
+    """What takes part in a race. Raises UserError for a number out of range."""
 
     models: Sequence[str] | None = None  # registered names; None: those of the domain
-    seeds: int = 1  # trainings of each model
+    seeds: Annotated[int, whole_number(1, _MOST_SEEDS)] = 1  # trainings of each model
     # Pieces that the test split is cut into, and that intervals are over; None: whole utterances
-    rows: int | None = None
+    rows: Annotated[int, whole_number(1)] | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.seeds <= _MOST_SEEDS:
-            raise UserError(f"--seeds is {self.seeds}; it must be from 1 to {_MOST_SEEDS}")
+        check_rules(self)
 
 
 def race(
