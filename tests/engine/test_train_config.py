@@ -15,14 +15,8 @@ from waveform.system.rules import rules_of
 RULED = [name for name, kind in get_type_hints(TrainConfig, include_extras=True).items() if rules_of(kind)]
 BAD: dict[str, Any] = {
     **dict.fromkeys(RULED, -1),
-    "lr": math.inf,
-    "clip_norm": math.nan,
-    "timeout_s": 0,
-    "beta2": 1.0,
-    "precision": "fp64",
-    "device": "tpu",
-    "sharding": "ddp",
-    "on_nonfinite": "ignore",
+    **{"lr": math.inf, "clip_norm": math.nan, "timeout_s": 0, "beta2": 1.0},
+    **{"precision": "fp64", "device": "tpu", "sharding": "ddp", "on_nonfinite": "ignore"},
 }
 
 

@@ -40,20 +40,11 @@ def small_learner(
     torch.manual_seed(1)
     model = build(name, vocab_size=VOCAB_SIZE, **fields).to(dtype)
     window = train.get("window") or fields.get("window", 4)
-    config = TrainConfig(
-        **{
-            "max_steps": 8,
-            "batch_size": 4,
-            "chunk": 2 * window,
-            "lr": 1e-2,
-            "warmup_steps": 2,
-            "log_every": 2,
-            "evaluate_every": 1000,
-            "checkpoint_every": 1000,
-            "device": "cpu",
-            **train,
-        }
-    )
+    defaults = {
+        **{"max_steps": 8, "batch_size": 4, "chunk": 2 * window, "lr": 1e-2, "warmup_steps": 2, "device": "cpu"},
+        **{"log_every": 2, "evaluate_every": 1000, "checkpoint_every": 1000},
+    }
+    config = TrainConfig(**{**defaults, **train})
     return TokenLearner(model, config, tokens=tokens, window=window, seed=2, world=world)
 
 

@@ -17,12 +17,8 @@ from waveform.runs.sliding import evaluate_sliding
 from waveform.system.errors import UserError
 
 FIELDS: dict[str, Any] = {
-    "num_layers": 2,
-    "d_model": 12,
-    "num_heads": 3,
-    "d_feedforward": 20,
-    "window": 6,
-    "position": "absolute",
+    **{"num_layers": 2, "d_model": 12, "num_heads": 3, "d_feedforward": 20},
+    **{"window": 6, "position": "absolute"},
 }
 
 
