@@ -151,7 +151,7 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
 
     figures = ("step", "skipped", "cursor")
     for what in ("weights", "optimiser", *figures):
-        assert_bitwise_equal(ranks[0][what], ranks[1][what], f"{name} {what}")
+        assert_bitwise_equal(ranks[0][what], ranks[1][what])
     state = [torch.cat(parts) for parts in zip(*(of["state"] for of in ranks), strict=True)]
     assert [ranks[0][what] for what in figures] == [alone[what] for what in figures], name
     for found, expected in ((ranks[0]["weights"], alone["weights"]), (state, alone["state"])):
