@@ -156,7 +156,6 @@ def test_tied_tables_are_one_parameter_and_survive_a_copy() -> None:
         ({"head": "adaptive", "cutoffs": [0, 3]}, "must rise"),
         ({"head": "adaptive", "cutoffs": [50]}, "below the vocabulary of 50"),
         ({"head": "hierarchical"}, "choose softmax or adaptive"),
-        ({"div_value": 0}, "model.div_value is 0"),
         ({"dropout": 1.0}, "model.dropout is 1.0"),
     ],
 )
