@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AUDIO_LIBRARIES = {"soundfile", "torchaudio", "librosa", "sounddevice"}
+HEAVY = {"torch", "hydra", "omegaconf", "numpy", "scipy", "numba", "librosa", "torchaudio"}
 _TRAINING = ("system", "ranks", "engine", "models", "kernels")
 _RUNS = (*_TRAINING, "decoding", "runs")
 _SPEECH = (*_RUNS, "analyses", "audio", "quality", "report_page", "domain")
@@ -144,18 +145,28 @@ print("loaded:", sorted(set(sys.modules) & {AUDIO_LIBRARIES!r}), "waveform.speec
 
 
 def test_importing_waveform_and_parsing_are_light() -> None:
-    code = """
+    code = f"""
 import sys, waveform, waveform.cli
 try: waveform.cli.main(["train", "--help"])
 except SystemExit: pass
-print(sorted(set(sys.modules) & {"torch", "hydra", "numpy", "librosa"}))"""
+print(sorted(set(sys.modules) & {HEAVY!r}))"""
     assert run_python(code).splitlines()[-1] == "[]"
     code = code.replace("waveform.cli.main", "recipes.cli.main").replace("waveform.cli", "recipes.cli")
     assert run_python(code).splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow
-def test_opening_a_run_loads_no_compiler() -> None:
-    """torch.compile, with sympy and more, would be a third of the time in which `sample` starts."""
-    code = "import sys, waveform; waveform.load('speech-en'); print('torch._dynamo' in sys.modules)"
-    assert run_python(code) == "False"
+@pytest.mark.parametrize(
+    ("code", "modules"),
+    [
+        # torch.compile, with sympy and more, would be a third of the time in which `sample` starts
+        ("import waveform; waveform.load('speech-en')", {"torch._dynamo"}),
+        (
+            "import waveform.engine.trainer, waveform.models.registry as r; [*map(r.model_class, r.model_names())]",
+            {"numba"},
+        ),
+        ("import waveform.audio.plots, waveform.audio.corpus.prepare", {"matplotlib", "librosa", "numba"}),
+    ],
+)
+def test_nothing_slow_is_loaded_before_it_is_needed(code: str, modules: set[str]) -> None:
+    assert run_python(f"import sys; {code}; print(sorted(set(sys.modules) & {modules!r}))") == "[]"

@@ -1,7 +1,5 @@
 """Mel spectrograms and the demo's picture."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +63,3 @@ def test_a_panel_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "panel.png").mkdir()
     with pytest.raises(UserError, match="a folder has that name"):
         save_demo_panel(tmp_path / "panel.png", {"real": _sine(440)}, {"a": [(0.0, 1.0)]}, sample_rate_hz=24_000)
-
-
-@pytest.mark.slow
-def test_importing_plots_loads_neither_pyplot_nor_librosa() -> None:
-    code = "import sys, waveform.audio.plots, waveform.audio.corpus.prepare; print([m for m in sys.modules if m in %r])"
-    names = ("matplotlib", "matplotlib.pyplot", "librosa", "numba")
-    done = subprocess.run([sys.executable, "-c", code % (names,)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
