@@ -2,12 +2,14 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
+from tests.audio.sound_device import SoundDevice
 from waveform.benchmarks import sampling
 from waveform.speech import figures
 
@@ -40,3 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--faults", choices=("short", "long"), default="short", help="how many cases to run")
     group.addoption("--faults-seed", type=int, default=0, metavar="N", help="seed of the cases' random numbers")
     group.addoption("--faults-json", type=Path, metavar="FILE", help="write the figures to this file")
+
+
+@pytest.fixture
+def sound_device(monkeypatch: pytest.MonkeyPatch) -> SoundDevice:
+    """The one device that there is, in place of the module sounddevice and of the speaker's clock."""
+    device = SoundDevice()
+    monkeypatch.setitem(sys.modules, "sounddevice", device)
+    monkeypatch.setattr("waveform.audio.speaker.time", device)
+    return device

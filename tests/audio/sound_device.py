@@ -1,11 +1,8 @@
 """A stand-in for the module sounddevice, with one device that plays in a time that the test lets pass."""
 
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
-
-import pytest
 
 _STEP_S = 0.01
 _STEP_BYTES = 480  # that the device plays in a step: 24,000 samples of two bytes a second
@@ -28,10 +25,6 @@ class SoundDevice(ModuleType):
         self.latency = 0.15
         self.active = self.is_closed = False
         self.stopped = True
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setitem(sys.modules, "sounddevice", self)
-        patch.setattr("waveform.audio.speaker.time", self)
 
     def check_output_settings(self, *, samplerate: int, channels: int, dtype: str) -> None:
         assert (samplerate, channels, dtype) == (24_000, 1, "int16")

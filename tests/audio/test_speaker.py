@@ -14,13 +14,6 @@ from waveform.system.errors import Trouble
 BLOCK_S = 0.04
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> SoundDevice:
-    device = SoundDevice()
-    device.install(monkeypatch)
-    return device
-
-
 def loud(seconds: float) -> np.ndarray:
     """Samples of which none is 0, as silence is."""
     return np.random.default_rng(0).uniform(0.1, 0.9, round(24_000 * seconds)).astype(np.float32)
@@ -48,14 +41,16 @@ def sounding(device: SoundDevice) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("speed", [0.1, 0.5, 0.9, 1.0, 1.1, 4.0])
 @pytest.mark.parametrize("seconds", [0.02, 0.4, 12.0])
-def test_a_sound_is_heard_whole_without_a_pause_and_soon(device: SoundDevice, speed: float, seconds: float) -> None:
+def test_a_sound_is_heard_whole_without_a_pause_and_soon(
+    sound_device: SoundDevice, speed: float, seconds: float
+) -> None:
     samples = loud(seconds)
-    told = play(device, samples, speed=speed)
-    ((began_s, ended_s),) = sounding(device)
-    assert bytes(device.heard).strip(b"\0") == pcm_bytes(samples).strip(b"\0")
+    told = play(sound_device, samples, speed=speed)
+    ((began_s, ended_s),) = sounding(sound_device)
+    assert bytes(sound_device.heard).strip(b"\0") == pcm_bytes(samples).strip(b"\0")
     drawn_s = 2 + seconds / speed
     assert ended_s <= max(drawn_s, 2 + seconds) + 1.0, "it was kept waiting"
-    assert began_s >= min(drawn_s, 2 + 0.5 / speed) - 0.02 and device.is_closed
+    assert began_s >= min(drawn_s, 2 + 0.5 / speed) - 0.02 and sound_device.is_closed
     assert len(told) == (speed < 1 and seconds == 12.0)
     if told:
         found = re.fullmatch(r"the model draws at (\S+) x real time, so playing waits for about (\d+) s, .*", told[0])
@@ -63,58 +58,58 @@ def test_a_sound_is_heard_whole_without_a_pause_and_soon(device: SoundDevice, sp
         assert began_s == pytest.approx(2 + 0.5 / speed + int(found[2]), abs=1.2)
 
 
-def test_a_prime_is_heard_with_what_continues_it(device: SoundDevice) -> None:
+def test_a_prime_is_heard_with_what_continues_it(sound_device: SoundDevice) -> None:
     """Not before the model, which first has to read it, goes on."""
     prime, samples = loud(3), loud(4)
     with speaker(sample_rate_hz=24_000, seconds=7, tell=pytest.fail) as write:
         write(prime[None])
-        device.sleep(5)
+        sound_device.sleep(5)
         for block in np.split(samples, 100):
             write(block[None])
-            device.sleep(0.03)
-    ((began_s, ended_s),) = sounding(device)
+            sound_device.sleep(0.03)
+    ((began_s, ended_s),) = sounding(sound_device)
     assert 5 < began_s < 5.2 and ended_s - began_s == pytest.approx(7, abs=0.001)
 
 
-def test_a_slow_model_without_an_end_pauses_and_says_so_once(device: SoundDevice) -> None:
+def test_a_slow_model_without_an_end_pauses_and_says_so_once(sound_device: SoundDevice) -> None:
     samples = loud(8)
-    told = play(device, samples, speed=0.5, total_s=math.inf)
+    told = play(sound_device, samples, speed=0.5, total_s=math.inf)
     assert len(told) == 1 and "0.50 x real time, so playing pauses" in told[0]
-    played = sounding(device)
+    played = sounding(sound_device)
     assert 3 < len(played) < 12 and min(end_s - begin_s for begin_s, end_s in played[:-1]) > 0.5
-    assert bytes(device.heard).replace(b"\0\0", b"") == pcm_bytes(samples)
+    assert bytes(sound_device.heard).replace(b"\0\0", b"") == pcm_bytes(samples)
 
 
 @pytest.mark.parametrize(("stall_s", "num_stretches"), [(2, 1), (4, 2)])
-def test_what_is_drawn_ahead_bridges_a_stall(device: SoundDevice, stall_s: float, num_stretches: int) -> None:
+def test_what_is_drawn_ahead_bridges_a_stall(sound_device: SoundDevice, stall_s: float, num_stretches: int) -> None:
     """At twice real time, two seconds are ahead after four; a longer stall is heard, and then what is left is whole."""
     samples = loud(10)
     told: list[str] = []
     with speaker(sample_rate_hz=24_000, seconds=10, tell=told.append) as write:
         for i, block in enumerate(np.split(samples, 250)):
-            device.sleep(stall_s if i == 100 else 0.02)
+            sound_device.sleep(stall_s if i == 100 else 0.02)
             write(block[None])
-    assert len(sounding(device)) == num_stretches == 1 + len(told)
+    assert len(sounding(sound_device)) == num_stretches == 1 + len(told)
 
 
-def test_drawing_waits_when_it_is_far_ahead(device: SoundDevice) -> None:
+def test_drawing_waits_when_it_is_far_ahead(sound_device: SoundDevice) -> None:
     """Ten seconds are drawn ahead, and no more, however fast the model is; RAM is bounded."""
     with speaker(sample_rate_hz=24_000, seconds=math.inf, tell=pytest.fail) as write:
         for i in range(2000):
             write(loud(BLOCK_S)[None])
-            device.sleep(0.01)
-            assert (i + 1) * BLOCK_S - device.now_s < 12
+            sound_device.sleep(0.01)
+            assert (i + 1) * BLOCK_S - sound_device.now_s < 12
 
 
-def test_a_device_that_stops_is_trouble(device: SoundDevice) -> None:
+def test_a_device_that_stops_is_trouble(sound_device: SoundDevice) -> None:
     def play_on() -> None:
         with speaker(sample_rate_hz=24_000, seconds=math.inf, tell=pytest.fail) as write:
             for _ in range(3):
                 write(loud(1)[None])
-            assert device.active
-            device.active = False
+            assert sound_device.active
+            sound_device.active = False
             write(loud(1)[None])
 
     with pytest.raises(Trouble, match="the sound device has stopped"):
         play_on()
-    assert device.is_closed
+    assert sound_device.is_closed

@@ -43,13 +43,6 @@ def primer(run_dir: Path) -> Path:
     return next((run_dir.parent / "audio" / "test").iterdir())
 
 
-@pytest.fixture
-def device(monkeypatch: MonkeyPatch) -> SoundDevice:
-    device = SoundDevice()
-    device.install(monkeypatch)
-    return device
-
-
 @contextmanager
 def piped_stdout(monkeypatch: MonkeyPatch, *, num_bytes: int = -1) -> Iterator[bytearray]:
     """Replace stdout by a pipe. What comes through, or the first `num_bytes`, is there when the block has ended."""
@@ -209,41 +202,41 @@ def test_a_full_disk_behind_stdout_is_one_line(run_dir: Path, monkeypatch: Monke
 
 
 def test_what_is_played_is_what_a_file_holds(
-    run_dir: Path, primer: Path, tmp_path: Path, device: SoundDevice, capsys: Capsys
+    run_dir: Path, primer: Path, tmp_path: Path, sound_device: SoundDevice, capsys: Capsys
 ) -> None:
     command = ["sample", run_dir, "--seconds", 0.7, "--seed", 5, "--prime", primer, "--play"]
     cli(*command, "--out", tmp_path)
-    both = bytes(device.heard)
+    both = bytes(sound_device.heard)
     assert pcm_of(only_file(tmp_path)) in both and capsys.readouterr().out == f"{only_file(tmp_path)}\n"
-    device.heard.clear()
+    sound_device.heard.clear()
     cli(*command)
-    assert bytes(device.heard) == both and capsys.readouterr().out == ""
+    assert bytes(sound_device.heard) == both and capsys.readouterr().out == ""
 
 
 def test_ctrl_c_ends_playing_and_keeps_the_file(
-    run_dir: Path, tmp_path: Path, device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
+    run_dir: Path, tmp_path: Path, sound_device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr(Run, "sample", one_block_and_ctrl_c)
     command = ["sample", str(run_dir), "--play", "--out", str(tmp_path), "--seconds", "inf"]
     assert main(command) == 128 + signal.SIGINT
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("waveform sample: stopped by SIGINT; what was generated is in ")
-    assert line.endswith(".unfinished.wav") and len(pcm_of(only_file(tmp_path))) == 2048 and device.is_closed
+    assert line.endswith(".unfinished.wav") and len(pcm_of(only_file(tmp_path))) == 2048 and sound_device.is_closed
 
 
 def test_a_file_is_finished_before_all_of_it_is_heard(
-    run_dir: Path, tmp_path: Path, device: SoundDevice, monkeypatch: MonkeyPatch
+    run_dir: Path, tmp_path: Path, sound_device: SoundDevice, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "sleep", lambda _: signal.raise_signal(signal.SIGINT))  # while the rest is played
+    monkeypatch.setattr(sound_device, "sleep", lambda _: signal.raise_signal(signal.SIGINT))  # while the rest is played
     assert main(["sample", str(run_dir), "--play", "--out", str(tmp_path)]) == 128 + signal.SIGINT
     assert len(pcm_of(only_file(tmp_path))) == 48_000 and ".unfinished" not in only_file(tmp_path).name
 
 
 def test_no_sound_device_is_one_line_before_any_sound_is_drawn(
-    run_dir: Path, device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
+    run_dir: Path, sound_device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
-    device.refusal = device.PortAudioError("Error querying device -1")
+    sound_device.refusal = sound_device.PortAudioError("Error querying device -1")
     line = mistake(["sample", run_dir, "--play"], capsys)
     assert "no sound device can be used (Error querying device -1)" in line and "--out - | aplay" in line
 
@@ -267,7 +260,7 @@ def test_a_missing_library_is_one_line(
 
 
 def test_what_cannot_be_heard_is_refused_before_any_work(
-    run_dir: Path, tmp_path: Path, device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
+    run_dir: Path, tmp_path: Path, sound_device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
     assert "--num is 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)
