@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import laws
+from tests.calling import interrupt_training
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint, learner, turns
 from waveform.engine.learner import Learner
@@ -126,15 +126,7 @@ def test_one_signal_saves_all_and_the_same_call_continues(
     for name in MODELS:
         open_trainers(tmp_path / "alone", tokens)[name].run()
     order.clear()
-    update = Learner.update
-
-    def interrupting(self: Learner) -> Any:
-        made = update(self)
-        if len(order) == 10:
-            os.kill(os.getpid(), signal.SIGINT)
-        return made
-
-    monkeypatch.setattr(Learner, "update", interrupting)
+    interrupt_training(monkeypatch, at=10)
     first = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
     assert [result.stopped_by for result in first] == [signal.SIGINT] * 3 and len(order) == 10
     again = open_trainers(tmp_path / "in turn", tokens)
