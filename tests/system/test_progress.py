@@ -1,16 +1,24 @@
 """Progress: lines with rate, ETA and speed in x real time, in place on a terminal; nothing may stop the work."""
 
+import itertools
 import os
 
 import pytest
+from pytest import MonkeyPatch
 
+from tests.calling import Capsys
 from waveform.system import progress
 from waveform.system.progress import Progress
 
 
-def test_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = iter(range(0, 1000, 5))
+def tick(monkeypatch: MonkeyPatch, *, every_s: int) -> None:
+    """Let so much time pass between one look at the clock and the next."""
+    clock = itertools.count(step=every_s)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+
+
+def test_plain_lines(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
+    tick(monkeypatch, every_s=5)
     with Progress("score", total=48_000, unit="sample", unit_s=1 / 24_000) as bar:
         for _ in range(4):
             bar.update(6_000)
@@ -20,9 +28,7 @@ def test_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "sample/s" in lines[-1] and "ETA" in lines[-1] and "x real time" in lines[-1]
 
 
-def test_an_eta_waits_until_the_start_does_not_count(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_eta_waits_until_the_start_does_not_count(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     with Progress("train", total=1000, unit="s", initial=500) as bar:
@@ -33,7 +39,7 @@ def test_an_eta_waits_until_the_start_does_not_count(
     assert capsys.readouterr().err.splitlines() == ["train: 502/1,000 s (50%)", "train: 512/1,000 s (51%), ETA 4473 s"]
 
 
-def test_the_last_line_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_is_printed_once(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     for pause_s in (20.0, 0.1):  # whether the last update is reported at once, or is left to the end
@@ -47,18 +53,9 @@ def test_the_last_line_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: 
         assert [line.split(" step")[0] for line in lines] == ["train: 1/2", "train: 2/2"]
 
 
-def test_work_that_ends_before_the_first_line_prints_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("short", total=1, unit="step") as bar:
-        bar.update()
-    assert capsys.readouterr().err == ""
-
-
-def test_on_a_terminal_one_line_is_kept_up_to_date(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_terminal_one_line_is_kept_up_to_date(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    clock = iter(range(0, 1000))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    tick(monkeypatch, every_s=1)
     monkeypatch.setenv("COLUMNS", "23")
     with Progress("train", total=2, unit="step") as line:
         line.update()
@@ -68,7 +65,7 @@ def test_on_a_terminal_one_line_is_kept_up_to_date(
     assert shown == ["", "train: 1/2 step (50%),", "hello\n", "train: 2/2 step (100%)\n"]
 
 
-def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: MonkeyPatch) -> None:
     terminal, other = os.openpty()
     with open(other, "w") as stream:
         monkeypatch.setattr("sys.stderr", stream)
@@ -79,16 +76,17 @@ def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch) 
             line.write("hello")
 
 
-def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("quiet", total=1, unit="step", enabled=False) as bar:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_work_that_ends_before_the_first_line_prints_none(enabled: bool, capsys: Capsys) -> None:
+    with Progress("short", total=1, unit="step", enabled=enabled) as bar:
         bar.update()
-        bar.write("nothing")
+        if not enabled:
+            bar.write("nothing")
     assert capsys.readouterr().err == ""
 
 
-def test_parts_of_a_second_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+def test_parts_of_a_second_are_shown(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
+    tick(monkeypatch, every_s=20)
     with Progress("sample", total=0.1, unit="s") as bar:
         bar.update(0.04)
     assert capsys.readouterr().err.startswith("sample: 0.04/0.10 s (40%)")
