@@ -1,6 +1,6 @@
 """Small token sets and runs for the tests of analyses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +9,12 @@ import pytest
 import torch
 
 from tests import laws
-from tests.engine.conftest import write_tokens
+from tests.engine.conftest import token_set as token_set  # a fixture
 from waveform.analyses import hooks
 from waveform.engine.token_set import TokenSet
 from waveform.runs.opened import TrainedRun
 
 QUIET: dict[str, Any] = {"show_progress": False}
-
-
-@pytest.fixture
-def token_set(tmp_path: Path) -> Callable[[list[int]], TokenSet]:
-    """token_set([lengths]) -> TokenSet."""
-    return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
 
 
 @pytest.fixture(autouse=True)

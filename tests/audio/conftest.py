@@ -39,11 +39,6 @@ def corpus_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """The content of every file under a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def interrupt(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], Any], *, after: int) -> None:
     """Call what prepares, and interrupt it when it has prepared so many groups."""
     real, calls = workers.prepare_group, []

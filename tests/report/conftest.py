@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +72,3 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 @pytest.fixture
 def tones() -> Page:
     return page_of(["compressive_transformer", "wavenet"])
-
-
-def downloaded(folder: Path) -> Path | None:
-    return next(iter(folder.glob("ratings*.json")), None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.faults.forks import wait_for
-from tests.report.conftest import SECONDS, downloaded, page_of
+from tests.report.conftest import SECONDS, page_of
 from waveform.analyses.by_place import NllByPlace
 from waveform.report_page.charts import learning_chart, place_chart
 from waveform.report_page.page import Page, Writing, render
@@ -164,7 +164,7 @@ def test_blind_mode_hides_names_and_exports(driver: Any, capsys: pytest.CaptureF
             press(driver, str(rating))
     assert "4 of 5 rated" in driver.find_element("id", "rated").text
     click(driver, "#export")
-    path = wait_for(lambda: downloaded(driver.folder))
+    path = wait_for(lambda: next(driver.folder.glob("ratings*.json"), None))
     wait_for(lambda: path.stat().st_size)
     exported = json.loads(path.read_text())
     assert sorted((one["run"], one["row"], one["rating"]) for one in exported["ratings"]) == [

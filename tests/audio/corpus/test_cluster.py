@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import waveform
-from tests.audio.conftest import content, interrupt
+from tests.audio.conftest import interrupt
+from tests.content import content
 from tests.faults.forks import free_port
 from waveform.audio.corpus import cluster, groups, workers
 from waveform.system.errors import UserError
