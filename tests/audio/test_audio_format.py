@@ -16,7 +16,7 @@ import torch
 
 import waveform
 from tests.audio.conftest import write_audio
-from tests.calling import cli, mistake
+from tests.calling import Capsys, cli, mistake
 from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.engine.dataset import read_dataset
 from waveform.runs.folder import read_config
@@ -81,7 +81,7 @@ def test_a_label_for_each_sample(place: Path) -> None:
         waveform.load(place / "run").sample(num=2, seconds=0.01, labels=[None])
 
 
-def test_figures_that_look_ahead_say_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_that_look_ahead_say_so(place: Path, capsys: Capsys) -> None:
     for run, looks_ahead in (("run", True), ("other run", False)):
         for name in ("evaluate", "compare"):
             capsys.readouterr()
@@ -104,7 +104,7 @@ def test_training_says_its_receptive_field_in_time(place: Path) -> None:
     assert "receptive field: 2,045 samples = 127.8 ms" in (place / "printed.txt").read_text()
 
 
-def test_what_differs_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_differs_is_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     audio, data = str(place / "audio"), str(place / "data")
     line = mistake(["prepare", audio, data], capsys)
     assert "data.sample_rate_hz was 16000 and is 24000, data.quantiser was linear and is mu_law" in line
@@ -117,7 +117,7 @@ def test_what_differs_is_refused(place: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_run_of_before_a_setting_existed_is_resumed(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     """A run folder of when `data` had fewer settings; what it was trained on says its data set."""
     run, audio = tmp_path / "run", str(place / "audio")
@@ -150,9 +150,7 @@ def test_a_run_of_before_a_setting_existed_is_resumed(
         ("data.drop_rest=true", "data.piece_samples is None: recordings are not cut, and nothing remains; set data"),
     ],
 )
-def test_values_that_do_not_exist(
-    setting: str, said: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_that_do_not_exist(setting: str, said: str, place: Path, tmp_path: Path, capsys: Capsys) -> None:
     assert said in mistake(["prepare", str(place / "audio"), str(tmp_path / "data"), setting], capsys)
 
 

@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.calling import Capsys
 from tests.faults.small_runs import SETTINGS, write_audio
 from tests.test_cli import mistake
 from waveform.cli import main
@@ -76,7 +78,7 @@ class _Service(ModuleType):
         return "image", image.ndim
 
 
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: _Service, *settings: str) -> None:
+def train(tmp_path: Path, monkeypatch: MonkeyPatch, service: _Service, *settings: str) -> None:
     monkeypatch.setitem(sys.modules, service.__name__, service)
     if not (tmp_path / "audio").exists():
         write_audio(tmp_path / "audio")
@@ -85,9 +87,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: _Service, *s
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_gets_what_the_log_has_and_a_sample(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_gets_what_the_log_has_and_a_sample(name: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     service = _Service(name)
     train(tmp_path, monkeypatch, service)
     (run,) = service.runs
@@ -108,7 +108,7 @@ def test_a_service_gets_what_the_log_has_and_a_sample(
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_trainings_in_turn_have_a_run_each(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainings_in_turn_have_a_run_each(name: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     service = _Service(name)
     monkeypatch.setitem(sys.modules, name, service)
     trackers = [open_tracker(name, tmp_path / run, purge_step=0) for run in "ab"]
@@ -119,16 +119,14 @@ def test_trainings_in_turn_have_a_run_each(name: str, tmp_path: Path, monkeypatc
     assert [[values["x"] for _, values in run.logged] for run in service.runs] == [[1, 1], [2, 2]]
 
 
-def test_a_service_that_fails_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_service_that_fails_ends_nothing(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     train(tmp_path, monkeypatch, _Service("wandb", fails_at=2))
     assert capsys.readouterr().err.count("wandb gets nothing more of this training (no route to host)") == 1
     assert read_metrics(tmp_path / "runs" / "run")[-1]["step"] == 4
 
 
 def test_what_is_not_installed_is_said_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     write_audio(tmp_path / "audio")
     monkeypatch.setattr("waveform.engine.trackers.find_spec", lambda name: None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.calling import cli, figures_of, mistake
+from tests.calling import Capsys, cli, figures_of, mistake
 from tests.faults.small_runs import WAVENET_SETTINGS
 from tests.quality.test_figures import RATE_HZ, voice
 from waveform.quality import measure
@@ -37,7 +37,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_quality_is_shown_beside_real_clips_and_noise(
-    place: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, few: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:
     quality = figures_of(tmp_path / "e.json", "evaluate", place / "run", *few)["quality"]
     shown = capsys.readouterr().out
@@ -72,16 +72,14 @@ def test_more_samples_than_usual_have_more_clips_to_be_compared_with(
     assert figures_of(tmp_path / "e.json", "evaluate", place / "run", *few)["quality"]["num_reference"] == 6
 
 
-def test_compare_shows_every_run(
-    place: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_shows_every_run(place: Path, few: list[str], tmp_path: Path, capsys: Capsys) -> None:
     runs = [place / "run", copytree(place / "run", tmp_path / "run")]  # of one name
     entries = figures_of(tmp_path / "c.json", "compare", *runs, *few)
     assert f"wavenet ({runs[0]}) (3)" in capsys.readouterr().out
     assert [len(entry["quality"]["sets"]) for entry in entries] == [4, 4]
 
 
-def test_what_cannot_be_measured_is_one_line(place: Path, few: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured_is_one_line(place: Path, few: list[str], capsys: Capsys) -> None:
     run = place / "run"
     assert "quality needs at least 3 samples" in mistake(["evaluate", run, "--quality", "--num", "2"], capsys)
     assert "give 1 to 60" in mistake(["evaluate", run, "--quality", "--seconds", "0.5"], capsys)

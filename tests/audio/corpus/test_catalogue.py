@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.calling import cli, mistake
+from tests.calling import Capsys, cli, mistake
 from waveform.audio.audio_format import AudioFormat, format_of
 from waveform.audio.corpus import catalogue
 from waveform.audio.corpus.catalogue import Corpus, corpora, find_corpus
@@ -58,7 +58,7 @@ def prepared(folder: Path, name: str, *more: str) -> Dataset:
 
 
 @pytest.fixture(name="refusal")
-def refusal_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal_of(tmp_path: Path, capsys: Capsys) -> Callable[..., str]:
     """What returns the line with which a folder is not prepared."""
     return lambda folder, *more: mistake(["prepare", folder, tmp_path / "data", *more], capsys)
 
@@ -120,9 +120,7 @@ def test_what_does_not_go_with_a_corpus(make: Make, refusal: Callable[..., str])
     assert "testing_list.txt, which divides SC09" in line and "unpack it again" in line
 
 
-def test_settings_of_a_corpus_give_way_to_yours(
-    make: Make, refusal: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_a_corpus_give_way_to_yours(make: Make, refusal: Callable[..., str], capsys: Capsys) -> None:
     folder = make(*SC09, lists=LISTS)
     dataset = prepared(folder, "sc09", "--partial", "data.quantiser=mu_law", "data.sample_rate_hz=8000")
     assert format_of(dataset.modality) == AudioFormat(8_000, "mu_law", "clip", 16_000)
@@ -225,7 +223,7 @@ def test_descriptions_are_sound(corpus: Corpus) -> None:
     AudioFormat(**corpus.data)
 
 
-def test_the_help_names_every_corpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_names_every_corpus(capsys: Capsys) -> None:
     with pytest.raises(SystemExit):
         main(["prepare", "--help"])
     assert {*re.findall(r"\w+", capsys.readouterr().out)} >= corpora().keys()

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 import waveform
 from tests.audio.conftest import interrupt
@@ -32,9 +33,7 @@ groups.AudioFile = dies_once
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of Dask
-def test_a_cluster_that_loses_a_worker_continues(
-    corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_loses_a_worker_continues(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     pytest.importorskip("distributed")
     waveform.prepare(corpus_dir, tmp_path / "here", show_progress=False)
     interrupt(monkeypatch, lambda: waveform.prepare(corpus_dir, tmp_path / "there", show_progress=False), after=2)
@@ -65,7 +64,7 @@ def test_any_executor_will_do(corpus_dir: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "threads") == content(tmp_path / "here")
 
 
-def test_a_worker_must_see_the_folders(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_must_see_the_folders(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     real = groups.prepare_group
     monkeypatch.setattr(
         workers, "prepare_group", lambda group, **_: real(group, audio_dir=tmp_path / "a", data_dir=tmp_path)
@@ -82,9 +81,7 @@ def test_a_worker_must_see_the_folders(corpus_dir: Path, tmp_path: Path, monkeyp
         ("dask://127.0.0.1:1", "no scheduler answers at 127.0.0.1:1"),
     ],
 )
-def test_mistakes(
-    corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, message: str
-) -> None:
+def test_mistakes(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch, address: str, message: str) -> None:
     if "127" in address:
         pytest.importorskip("distributed")
     monkeypatch.setattr(cluster, "_PATIENCE_S", 1)
@@ -92,7 +89,7 @@ def test_mistakes(
         waveform.prepare(corpus_dir, tmp_path / "data", executor=address)
 
 
-def test_distributed_is_not_installed(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_is_not_installed(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UserError, match=r'--executor needs distributed: pip install "waveform\[cluster\]"'):
         waveform.prepare(corpus_dir, tmp_path / "data", executor="dask://127.0.0.1:1")

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from pytest import MonkeyPatch
 
 from tests.audio.conftest import interrupt, write_audio
+from tests.calling import Capsys
 from tests.content import content
 from tests.faults import forks
 from waveform.audio.corpus import groups, workers
@@ -35,7 +37,7 @@ def _prepare(audio_dir: Path, data_dir: Path, config: DataConfig | None = None) 
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def decoded(monkeypatch: MonkeyPatch) -> list[str]:
     """The names of the files that are decoded, in order."""
     names: list[str] = []
 
@@ -66,7 +68,7 @@ def test_tokens_are_the_audio(corpus_dir: Path, tmp_path: Path) -> None:
     assert len(names) == 12
 
 
-def test_the_pool_gives_the_same_bytes(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_gives_the_same_bytes(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     _prepare(corpus_dir, tmp_path / "inline")
     monkeypatch.setattr(workers, "_MIN_POOL_BYTES", 0)
     _prepare(corpus_dir, tmp_path / "pool", DataConfig(num_workers=2))
@@ -128,9 +130,7 @@ def test_a_worker_that_dies_while_others_start_is_reported(corpus_dir: Path, tmp
     assert not ended.stderr
 
 
-def test_nothing_is_done_twice(
-    corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_done_twice(corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: Capsys) -> None:
     (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
     first = prepare(corpus_dir, tmp_path / "data")
     assert "prepared 13 files" in capsys.readouterr().out and len(decoded) == 13
@@ -142,9 +142,7 @@ def test_nothing_is_done_twice(
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_a_file_on_which_decoding_dies_once_is_used(
-    corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_on_which_decoding_dies_once_is_used(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Something else may have killed the process; if it dies again, the file is refused (faults/hostile_audio)."""
     tried: list[Path] = []
 
@@ -197,7 +195,7 @@ def test_changed_and_removed_files(corpus_dir: Path, tmp_path: Path, decoded: li
 
 
 def test_damaged_and_lost_shards_are_made_again(
-    corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: pytest.CaptureFixture[str]
+    corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: Capsys
 ) -> None:
     """Preparing again is what every message about damaged tokens advises."""
     dataset = _prepare(corpus_dir, tmp_path / "data")
@@ -215,11 +213,7 @@ def test_damaged_and_lost_shards_are_made_again(
 
 
 def test_finished_groups_are_not_decoded_again(
-    corpus_dir: Path,
-    tmp_path: Path,
-    decoded: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    corpus_dir: Path, tmp_path: Path, decoded: list[str], monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     interrupt(monkeypatch, lambda: _prepare(corpus_dir, tmp_path / "data"), after=3)
     shards = sorted((tmp_path / "data" / "shards").iterdir())
