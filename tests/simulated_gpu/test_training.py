@@ -13,6 +13,7 @@ from tests.engine.training import small_learner
 from tests.laws import CONFIGS, Case
 from tests.simulated_gpu.device import SimulatedGpu, without_gpu
 from waveform.engine import interface
+from waveform.engine.drawing import DrawConfig
 from waveform.engine.token_learner import TokenLearner
 from waveform.ranks.distributed import World
 
@@ -153,7 +154,7 @@ def test_layers_share_the_mask_of_rows_at_different_places(gpu: SimulatedGpu, st
 
 
 @pytest.mark.parametrize("case", laws.params(laws.WITH_DECODER))
-def test_steps_of_decoders_never_wait(case: laws.Case, gpu: SimulatedGpu) -> None:
+def test_steps_and_draws_of_decoders_never_wait(case: laws.Case, gpu: SimulatedGpu) -> None:
     model = case.build().eval().to("cuda")
     tokens = torch.zeros(2, dtype=torch.int64, device="cuda")
     with torch.inference_mode():
@@ -161,4 +162,6 @@ def test_steps_of_decoders_never_wait(case: laws.Case, gpu: SimulatedGpu) -> Non
         gpu.waits.clear()
         for _ in range(6 * case.window + 2):
             decoder.step(tokens)
+        for config in (DrawConfig(), DrawConfig(temperature=0.9, top_k=20, top_p=0.95), DrawConfig(temperature=0)):
+            decoder.draw(tokens, torch.rand(1, 2, device="cuda"), config)  # too few to capture a graph
     assert gpu.operations and not gpu.waits, gpu.waits
