@@ -159,7 +159,7 @@ class EvaluateOptions:
     stride: int | None = None  # tokens by which the window of a model without memory moves; None: its length
     published: str | None = None  # of `compare`: a corpus of audio, whose published figures are shown beside
     published_words: bool = False  # word-level perplexity divides by the words that the corpus was published with
-    # pieces that the split is cut into, each from empty memories; None: whole utterances
+    # Pieces that the split is cut into, each from empty memories; None: whole utterances
     rows: Annotated[int, whole_number(1)] | None = None
 
     def __post_init__(self) -> None:
