@@ -77,7 +77,7 @@ def _last_weights(place: Path) -> dict[str, bytes]:
 
 _TO_6 = "train.max_steps=6"
 _BOTH = ("run", "data")
-_READERS = {
+READERS = {
     "speech": [
         Reader(waveform, "evaluate P/run --json P/figures.json", _figures, _BOTH),
         Reader(waveform, "sample P/run --out P/out --seconds 0.002", _sounds, ("run",)),
@@ -142,7 +142,7 @@ def _leaves(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(leaf for key, value in items for leaf in _leaves(value, (*path, key)))]
 
 
-def replace_value(content: Any, rng: random.Random) -> Any:
+def _replace_value(content: Any, rng: random.Random) -> Any:
     """Return parsed JSON or YAML in which one value is replaced by a strange one, or left out."""
     path = rng.choice(_leaves(content))
     strange = rng.choice(_STRANGE)
@@ -158,22 +158,23 @@ def replace_value(content: Any, rng: random.Random) -> Any:
     return content
 
 
-def _other_value(path: Path, rng: random.Random) -> bytes:
+def other_value(path: Path, rng: random.Random) -> bytes:
+    """Return a file's content with one value replaced, or, if its format is none of these, with bytes flipped."""
     content = path.read_bytes()
     if path.suffix == ".json":
-        return json.dumps(replace_value(json.loads(content), rng)).encode()
+        return json.dumps(_replace_value(json.loads(content), rng)).encode()
     if path.suffix == ".yaml":
-        return yaml.safe_dump(replace_value(yaml.safe_load(content), rng), allow_unicode=True).encode(
+        return yaml.safe_dump(_replace_value(yaml.safe_load(content), rng), allow_unicode=True).encode(
             errors="surrogatepass"
         )
     if path.suffix == ".jsonl":
         lines = content.splitlines(keepends=True)
         where = rng.randrange(len(lines))
-        lines[where] = json.dumps(replace_value(json.loads(lines[where]), rng)).encode() + b"\n"
+        lines[where] = json.dumps(_replace_value(json.loads(lines[where]), rng)).encode() + b"\n"
         return b"".join(lines)
     if path.suffix == ".safetensors":
         length = int.from_bytes(content[:8], "little")
-        header = json.dumps(replace_value(json.loads(content[8 : 8 + length]), rng)).encode()
+        header = json.dumps(_replace_value(json.loads(content[8 : 8 + length]), rng)).encode()
         return len(header).to_bytes(8, "little") + header + content[8 + length :]
     return _flip(content, rng)
 
@@ -194,7 +195,7 @@ def _damage(path: Path, others: list[Path], rng: random.Random) -> str:
     elif kind == "deep":
         path.write_bytes(b"[" * 200_000 if rng.random() < 0.5 else b'{"a":' * 100_000)
     elif kind == "other value":
-        path.write_bytes(_other_value(path, rng))
+        path.write_bytes(other_value(path, rng))
     else:
         path.write_bytes(_BYTES[kind](path.read_bytes(), rng))
     return kind
@@ -254,7 +255,7 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Try every command on every file in turn, each damaged in a different way."""
     pairs = [
         (kind, reader, path.relative_to(place))
-        for kind, readers in _READERS.items() for place in [restored(kind)] for reader in readers
+        for kind, readers in READERS.items() for place in [restored(kind)] for reader in readers
         for name in reader.reads for path in damageable(place / name)
     ]  # fmt: skip
     chosen: list[tuple[str, Reader, Path]] = []

@@ -18,7 +18,7 @@ import sys
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,11 @@ import numpy as np
 import torch
 import yaml
 
-from recipes.cli import main as recipes
 from tests.content import content
-from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
-from tests.faults.damaged_files import damageable, replace_value
+from tests.faults.calling import Outcome, forget_peak_memory, peak_memory_mb, process_memory_mb
+from tests.faults.damaged_files import READERS, Reader, damageable, other_value
 from tests.faults.fault import fault
-from tests.faults.small_runs import AGENT_SETTINGS, SETTINGS, TEXT_SETTINGS, restored
-from waveform.cli import main as waveform
+from tests.faults.small_runs import restored
 from waveform.system import ram
 from waveform.system.checked_json import with_checksum
 
@@ -146,7 +144,8 @@ def _sign(path: Path) -> None:
             path.write_text(json.dumps(with_checksum(content)))
 
 
-def _edit_json(path: Path, change: Callable[[Any], Any]) -> None:
+def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change a JSON file, and every checksum of it."""
     content = json.loads(path.read_bytes())
     path.write_text(json.dumps(change(content) or content))
     _sign(path)
@@ -202,7 +201,7 @@ def _shards_elsewhere(name: Callable[[Path], str]) -> Callable[[Path, Path], Non
             for split in content["splits"]:
                 content["splits"][split] = [name(secret)]
 
-        _edit_json(place / "data" / "dataset.json", change)
+        edit_json(place / "data" / "dataset.json", change)
 
     return attack
 
@@ -247,9 +246,9 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     "shards by an absolute path": _shards_elsewhere(lambda secret: str(secret / "file")),
     "shards of the system": _shards_elsewhere(lambda secret: "/dev/zero"),
     "a shard of another type": _shards_elsewhere(lambda secret: {"a": 1}),
-    "2^60 ranks": lambda p, s: _edit_json(_newest(p) / "progress.json", lambda c: c.update(num_ranks=2**60)),
-    "step -1": lambda p, s: _edit_json(_newest(p) / "progress.json", lambda c: c.update(step=-1)),
-    "a cursor of nowhere": lambda p, s: _edit_json(
+    "2^60 ranks": lambda p, s: edit_json(_newest(p) / "progress.json", lambda c: c.update(num_ranks=2**60)),
+    "step -1": lambda p, s: edit_json(_newest(p) / "progress.json", lambda c: c.update(step=-1)),
+    "a cursor of nowhere": lambda p, s: edit_json(
         _newest(p) / "progress.json", lambda c: c["cursor"].update(start=[10**9] * 2)
     ),
 }
@@ -290,21 +289,9 @@ _SWELLING: dict[str, dict[str, Callable[[Path, Path], None]]] = {
 }
 
 
-def _commands(place: Path, kind: str) -> dict[str, Callable[[], Outcome]]:
-    more = [*{"text": TEXT_SETTINGS, "agent": AGENT_SETTINGS}.get(kind, SETTINGS), "train.max_steps=5"]
-    main: Callable[[Sequence[str]], int] = recipes if kind in ("text", "agent") else waveform
-    arguments: dict[str, list[str | Path]] = {"evaluate": ["evaluate", place / "run"]}
-    if kind == "agent":
-        arguments["evaluate"] += ["--episodes", "2"]
-        arguments["play"] = ["play", place / "run", "--plot", place / "episode.png", "--steps", "2"]
-        arguments["train"] = ["train", "object_matching", place / "run", *more]
-    elif kind == "text":
-        arguments["sample"] = ["sample", place / "run", "--tokens", "9"]
-        arguments["train"] = ["train", place / "data", place / "run", "preset=smoke", *more]
-    else:
-        arguments["sample"] = ["sample", place / "run", "--out", place / "out", "--seconds", "0.002"]
-        arguments["train"] = ["train", place / "data", place / "run", *more]
-    return {name: lambda command=command: call(main, command, seconds=60) for name, command in arguments.items()}
+def _commands(kind: str) -> dict[str, Reader]:
+    readers = {reader.command.split()[0]: reader for reader in READERS["speech" if kind == "wavenet" else kind]}
+    return {verb: readers[verb] for verb in ("evaluate", "sample", "play", "train") if verb in readers}
 
 
 def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes | None], flag: Path) -> str:
@@ -333,21 +320,9 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     that_run = _files_that_run(flag)
     todo: list[tuple[str, str, Callable[[Path], None], str]] = []
 
-    def put(path: Path, content: bytes) -> Callable[[Path], None]:
+    def put(path: Path, content: Callable[[Path], bytes]) -> Callable[[Path], None]:
         def change(place: Path) -> None:
-            (place / path).write_bytes(content)
-            _sign(place / path)
-
-        return change
-
-    def replaced(path: Path) -> Callable[[Path], None]:
-        def change(place: Path) -> None:
-            if path.suffix == ".yaml":
-                content = replace_value(yaml.safe_load((place / path).read_bytes()), rng)
-                (place / path).write_text(yaml.safe_dump(content))
-            else:
-                content = replace_value(json.loads((place / path).read_bytes()), rng)
-                (place / path).write_text(json.dumps(content))
+            (place / path).write_bytes(content(place / path))
             _sign(place / path)
 
         return change
@@ -355,15 +330,17 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     for kind in ("speech", "text", "agent"):
         place = restored(kind)
         files = [path.relative_to(place) for name in ("run", "data") for path in damageable(place / name)]
-        for name in _commands(place, kind):
+        for name in _commands(kind):
             todo += [
                 (kind, name, lambda place, change=change: change(place, secret), what)
                 for what, change in (_AGENT_ATTACKS if kind == "agent" else _ATTACKS).items()
             ]
             for path in files:
-                todo += [(kind, name, put(path, held), f"{path} is {what}") for what, held in that_run.items()]
+                for what, held in that_run.items():
+                    todo.append((kind, name, put(path, lambda _, held=held: held), f"{path} is {what}"))
                 if path.suffix in (".json", ".yaml"):
-                    todo += [(kind, name, replaced(path), f"{path}, a value signed")] * 6
+                    change = put(path, lambda file: other_value(file, rng))
+                    todo += [(kind, name, change, f"{path}, a value signed")] * 6
     num_all = len(todo)
     rng.shuffle(todo)
     outcomes: Counter[str] = Counter()
@@ -377,7 +354,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         before = content(secret)
         _opened.clear()
         began = time.perf_counter()
-        outcome = _commands(place, kind)[name]()
+        outcome = _commands(kind)[name].run(place)
         slowest = max(slowest, time.perf_counter() - began)
         outcomes[f"{name}: {_judge(outcome, f'{kind} {name}: {what}', secret, before, flag)}"] += 1
         assert peak_memory_mb() - memory_before < 2000, f"{peak_memory_mb()} MB: {kind} {name}: {what}"
@@ -419,7 +396,7 @@ def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         change(place, folder)
         began, memory_before = time.perf_counter(), forget_peak_memory()
         with _small_machine():
-            outcome = _commands(place, kind)[name]()
+            outcome = _commands(kind)[name].run(place)
         slowest = max(slowest, time.perf_counter() - began)
         case = f"{kind} {name}: {what}"
         assert outcome.code == 0 or outcome.is_one_line_error, (
