@@ -1,9 +1,7 @@
 """A run resumed elsewhere: it continues and says what will differ; checkpoints of other formats are refused."""
 
 import contextlib
-import hashlib
 import io
-import json
 import random
 from functools import partial
 from pathlib import Path
@@ -15,17 +13,14 @@ import torch
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from tests.faults.fault import fault
+from tests.faults.hostile_runs import edit_json
 from waveform.engine import checkpoint, resume_notes
 from waveform.system.errors import UserError
 
 
 def _edit(folder: Path, **fields: Any) -> None:
     """Change progress.json as another version of waveform might have written it."""
-    path = folder / "progress.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
-    digests = json.loads((folder / "complete.json").read_bytes())
-    digests["progress.json"] = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    (folder / "complete.json").write_text(json.dumps(digests))
+    edit_json(folder / "progress.json", lambda progress: progress.update(fields))
 
 
 @fault(
