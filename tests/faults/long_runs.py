@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.calling import SMALL
 from tests.faults import forkserver
 from tests.faults.fault import fault
 from waveform.audio.mulaw import decode
@@ -24,13 +26,8 @@ from waveform.models.registry import build
 from waveform.system.machine import resident_bytes
 
 _SMALL = {
-    "compressive_transformer": {"num_layers": 1, "d_model": 16, "num_heads": 1, "d_feedforward": 16, "window": 64,
-                                "memory": 64, "compressed": 16},
-    "transformer_xl": {"num_layers": 1, "d_model": 16, "num_heads": 1, "d_feedforward": 16, "window": 64,
-                       "memory": 64},
-    "wavenet": {"num_stacks": 1, "layers_per_stack": 2, "kernel_size": 2, "residual_channels": 8, "gate_channels": 8,
-                "skip_channels": 8},
-}  # fmt: skip
+    name: {field: int(size) for field, size in re.findall(r"(\w+)=(\d+)", sizes)} for name, sizes in SMALL.items()
+}
 _WAYS = [(name, way) for way in ("utterance", "chunk", "sample", "int8", "eager") for name in _SMALL]
 
 
