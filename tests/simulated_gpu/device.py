@@ -430,19 +430,6 @@ def _pin(tensor: Tensor) -> Tensor:
     return pinned
 
 
-_apply = nn.Module._apply
-
-
-def _apply_in_place(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """As with a GPU: a parameter that moves remains the same object, so that tied ones remain tied."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        return _apply(module, fn, recurse)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
-
-
 @contextmanager
 def _with_a_context() -> Iterator[None]:
     """While open, autograd's engine believes that CUDA has been initialised.
@@ -496,13 +483,13 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         "graph": _capture_into(gpu),
     }
     only_lift_cpu = torch._C._only_lift_cpu_tensors()
+    swaps_params = torch.__future__.get_swap_module_params_on_conversion()
     torch._C._ensureCUDADeviceGuardSet()
     with pytest.MonkeyPatch.context() as patch:
         for name, stand_in in cuda.items():
             patch.setattr(torch.cuda, name, stand_in)
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         patch.setattr(Tensor, "pin_memory", _pin)
-        patch.setattr(nn.Module, "_apply", _apply_in_place)
         patch.setattr(F, "scaled_dot_product_attention", _attention)
         patch.setattr(bias, "can_use_flash_attention", _takes_flash)
         patch.setattr(bias, "can_use_efficient_attention", _takes_efficient)
@@ -510,12 +497,15 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         for module in (_foreach_utils, nn.utils.clip_grad):
             patch.setattr(module, "_has_foreach_support", lambda tensors, device: True)
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device="cuda")` moves by a visible operation
+        # As with a GPU: a parameter that moves remains the same object, so that tied ones remain tied.
+        torch.__future__.set_swap_module_params_on_conversion(True)
         try:
             # In this thread, because torch may have decided already that there is no device to start another for.
             # Without cuDNN's LSTM, which asks for a driver, and there is none; torch's own is taken.
             with _with_a_context(), torch.autograd.set_multithreading_enabled(False), cudnn.flags(enabled=False), gpu:
                 yield gpu
         finally:
+            torch.__future__.set_swap_module_params_on_conversion(swaps_params)
             torch._C._set_only_lift_cpu_tensors(only_lift_cpu)
 
 
