@@ -50,14 +50,9 @@ def _fail(folder: Path) -> None:
 def _launch(folder: Path) -> None:
     """What `torchrun --standalone --nproc-per-node=2 --max-restarts=2` does, with forks of a process that has torch."""
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=2,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=2,
-        start_method="fork",
-    )
+        min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=2,
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
+    )  # fmt: skip
     elastic_launch(config, _fail)(folder)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from tests.faults.forks import free_port
 from waveform.ranks import rendezvous
 from waveform.ranks.rendezvous import meet, rendezvous_store
 from waveform.system.errors import Trouble
@@ -54,9 +54,7 @@ def test_a_rank_that_does_not_come_is_reported(rank: int) -> None:
 
 def test_torchrun_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may end while it starts its processes; they must not wait for it for hours."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in {**environment, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
