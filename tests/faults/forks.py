@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,11 +53,11 @@ def _serve(work: Callable[[Path, int, random.Random], dict[str, Any]], folder: P
 
 
 class Points:
-    """Counts the points at which a child can be killed, and kills it at the given one."""
+    """Counts the points at which a child can be killed, and sends it signals at given ones."""
 
-    def __init__(self, *, kill_at: int | None = None, signals: dict[int, int] | None = None) -> None:
-        """signals: point -> signal to send there; kill_at: send SIGKILL at this point."""
-        self._signals = dict(signals or {}) if kill_at is None else {kill_at: int(signal.SIGKILL)}
+    def __init__(self, signals: Mapping[int, int] | None = None) -> None:
+        """signals: point -> signal to send there."""
+        self._signals = signals or {}
         self.seen: list[str] = []
         self.enabled = True
 
@@ -203,28 +203,9 @@ def spread(points: list[str], cases: int, rng: random.Random) -> list[int]:
     return sorted(index for _, index in ranked[:cases])
 
 
-def names_under(folder: Path, *, skip: Callable[[Path], bool] = lambda path: False) -> set[str]:
+def names_under(folder: Path, *, skip: Callable[[Path], bool]) -> set[str]:
     """Return the relative names of everything under a folder except what is to be skipped."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not skip(path)}
-
-
-class Failures:
-    """What did not hold, case by case; reported at the end, so that one defect does not hide another."""
-
-    def __init__(self) -> None:
-        self._said: list[str] = []
-
-    @contextmanager
-    def of(self, case: str) -> Iterator[None]:
-        """Note an assertion that fails in the block."""
-        try:
-            yield
-        except AssertionError as error:
-            self._said.append(f"{case}: {error}")
-
-    def tell(self) -> None:
-        """Raise AssertionError if cases failed."""
-        assert not self._said, f"{len(self._said)} cases failed:\n" + "\n".join(self._said[:20])
 
 
 def start(command: list[str], **environment: str) -> Process:

@@ -49,6 +49,7 @@ def _child(function: Callable[..., Any], arguments: Sequence[Any], output: Path)
     except SystemExit:
         raise
     except BaseException:
+        sys.stdout.flush()  # before the traceback: it ends with the case that failed
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

@@ -14,7 +14,7 @@ from typing import Any
 from tests.content import content
 from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
-from tests.faults.forks import Failures, Points
+from tests.faults.forks import Points
 
 _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 _SETTINGS = [
@@ -78,23 +78,21 @@ def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     demo = preempted.command(arguments, also=_surround_stages)
     points = forks.undisturbed(demo, log)
     expected = _content(out)
-    failures = Failures()
     chosen = forks.spread(points, cases, rng)
     counts: dict[str, int] = {}
     for index in chosen:
         shutil.rmtree(out)
         number = rng.choice(_SIGNALS)
-        with failures.of(f"{number.name} at {index}, {points[index]!r}"):
-            code = forks.wait(forks.disturbed(demo, log, Points(signals={index: int(number)})))
-            if number == signal.SIGKILL:
-                assert code == -number, (code, log.read_text())
-            else:
-                preempted.check_last_line(log, code, number, verb="demo")
-            counts[number.name] = counts.get(number.name, 0) + 1
-            forks.undisturbed(demo, log)
-            found = _content(out)
-            for what in expected.keys() | found.keys():
-                assert found.get(what) == expected.get(what), f"different {what}: {found.get(what)!r:.3000}"
+        print(f"{number.name} at {index}, {points[index]!r}")
+        code = forks.wait(forks.disturbed(demo, log, Points({index: number})))
+        if number == signal.SIGKILL:
+            assert code == -number, (code, log.read_text())
+        else:
+            preempted.check_last_line(log, code, number, verb="demo")
+        counts[number.name] = counts.get(number.name, 0) + 1
+        forks.undisturbed(demo, log)
+        found = _content(out)
+        for what in expected.keys() | found.keys():
+            assert found.get(what) == expected.get(what), f"different {what}: {found.get(what)!r:.3000}"
         log.unlink(missing_ok=True)
-    failures.tell()
     return {"signals": counts, "points": len(points)}

@@ -12,7 +12,7 @@ from typing import Any
 from tests.content import content
 from tests.faults import forks
 from tests.faults.fault import fault
-from tests.faults.forks import Failures, Points
+from tests.faults.forks import Points
 
 Prepare = Callable[[Path], Any]
 
@@ -53,7 +53,6 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """
     sources = make_sources(folder)
     log = folder / "command.log"
-    failures = Failures()
     figures: dict[str, Any] = {}
     for number, (kind, prepare) in enumerate(sources.items()):
         place = folder / kind / "runs"
@@ -78,21 +77,20 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             shutil.rmtree(place)
             place.mkdir()
             at = [points[moment] if isinstance(moment, int) else f"{moment:.3f} s" for moment in moments]
-            with failures.of(f"{kind}: killed at {at}"):
-                for moment in moments:
-                    at_point = moment if isinstance(moment, int) else None
-                    child = forks.disturbed(work, log, Points(kill_at=at_point))
-                    if at_point is None:
-                        time.sleep(moment)
-                        os.kill(child, signal.SIGKILL)
-                    assert forks.wait(child) in (-signal.SIGKILL, 0), log.read_text()
-                if is_audio or not (place / "whole").exists():  # text that is there must be whole without a second run
-                    forks.undisturbed(work, log)
-                found = content(place)
-                differ = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
-                assert not differ, f"left over, missing or different: {sorted(differ)}"
+            print(f"{kind}: killed at {at}")
+            for moment in moments:
+                at_point = isinstance(moment, int)
+                child = forks.disturbed(work, log, Points({moment: signal.SIGKILL} if at_point else {}))
+                if not at_point:
+                    time.sleep(moment)
+                    os.kill(child, signal.SIGKILL)
+                assert forks.wait(child) in (-signal.SIGKILL, 0), log.read_text()
+            if is_audio or not (place / "whole").exists():  # text that is there must be whole without a second run
+                forks.undisturbed(work, log)
+            found = content(place)
+            differ = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
+            assert not differ, f"left over, missing or different: {sorted(differ)}"
         figures[kind] = {"kills": sum(map(len, kills)), "points": len(points)}
-    failures.tell()
     return figures
 
 
@@ -113,23 +111,21 @@ def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any
     sources["audio"](folder / "whole")
     expected = content(folder / "whole")
     (folder / "pool.py").write_text(_POOL)
-    failures = Failures()
     num_reported = 0
     for case in range(cases):
         data_dir = folder / f"data_{case}"
         command = [str(folder / "pool.py"), "prepare", str(folder / "audio"), str(data_dir), "data.num_workers=2"]
-        with failures.of(f"worker killed, case {case}"):
-            process = forks.start(command)
-            workers = forks.wait_for(lambda p=process: forks.children(p.pid, of="spawn_main"), "no worker came")
-            time.sleep(rng.uniform(0, 3))
-            for worker in workers[:1]:
-                forks.kill_if_there(worker)
-            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
-            assert process.returncode in (0, 2) and "Traceback" not in printed, (process.returncode, printed)
-            if process.returncode == 2:
-                num_reported += 1
-                assert "waveform prepare: a process that decodes audio died" in printed.splitlines()[-1], printed
-            sources["audio"](data_dir)
-            assert content(data_dir) == expected, "a different data set"
-    failures.tell()
+        print(f"worker killed, case {case}")
+        process = forks.start(command)
+        workers = forks.wait_for(lambda p=process: forks.children(p.pid, of="spawn_main"), "no worker came")
+        time.sleep(rng.uniform(0, 3))
+        for worker in workers[:1]:
+            forks.kill_if_there(worker)
+        printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+        assert process.returncode in (0, 2) and "Traceback" not in printed, (process.returncode, printed)
+        if process.returncode == 2:
+            num_reported += 1
+            assert "waveform prepare: a process that decodes audio died" in printed.splitlines()[-1], printed
+        sources["audio"](data_dir)
+        assert content(data_dir) == expected, "a different data set"
     return {"kills": cases, "told": num_reported}

@@ -12,7 +12,7 @@ import soundfile
 from tests.content import content
 from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
-from tests.faults.forks import Failures, Points
+from tests.faults.forks import Points
 
 
 def _surround_wavs(points: Points) -> None:
@@ -49,7 +49,6 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         "evaluate": ["evaluate", str(run_dir), "--json", str(out / "figures.json")],
         "compare": ["compare", str(run_dir), str(run_dir), "--json", str(out / "figures.json")],
     }
-    failures = Failures()
     figures: dict[str, Any] = {}
     for verb, arguments in commands.items():
         work = preempted.command(arguments, also=_surround_wavs)
@@ -66,19 +65,20 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             if verb == "evaluate":  # the earlier figures must stay whole
                 out.mkdir()
                 (out / "figures.json").write_bytes(expected["figures.json"])
-            with failures.of(f"{verb} killed at {index}, {points[index]!r}"):
-                assert forks.wait(forks.disturbed(work, log, Points(kill_at=index))) == -signal.SIGKILL, log.read_text()
-                num_wavs += _check_left(out, expected)
-                forks.undisturbed(work, log)
-                found = content(out)
-                assert found.keys() == expected.keys(), sorted(found)
-                if verb != "compare":  # which measures speeds
-                    assert found == expected, "different content"
+            print(f"{verb} killed at {index}, {points[index]!r}")
+            assert forks.wait(forks.disturbed(work, log, Points({index: signal.SIGKILL}))) == -signal.SIGKILL, (
+                log.read_text()
+            )
+            num_wavs += _check_left(out, expected)
+            forks.undisturbed(work, log)
+            found = content(out)
+            assert found.keys() == expected.keys(), sorted(found)
+            if verb != "compare":  # which measures speeds
+                assert found == expected, "different content"
         figures[verb] = {"kills": len(chosen), "points": len(points)}
         if verb == "sample":
             figures[verb]["wavs_opened"] = num_wavs
             assert num_wavs > len(chosen) // 3, num_wavs
-    failures.tell()
     return figures
 
 

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from tests.content import content
 from tests.faults import forks
 from tests.faults.fault import fault
-from tests.faults.forks import Failures, Points
+from tests.faults.forks import Points
 from waveform.system.errors import UserError
 
 _HOLDS = "resumes; the weights, random numbers and metrics are those of an undisturbed run; no other files"
@@ -95,7 +96,7 @@ class Place:
         port = forks.free_port()
         children = []
         for rank in range(self.num_ranks):
-            points = Points(kill_at=(kill or {}).get(rank))
+            points = Points({kill[rank]: signal.SIGKILL} if kill and rank in kill else {})
 
             def work(rank: int = rank, points: Points = points) -> int:
                 if self.num_ranks > 1:
@@ -136,7 +137,7 @@ class Place:
         if found is None:
             return 0
         like = self.whole / "checkpoints" / found.folder.name
-        assert forks.names_under(found.folder) == forks.names_under(like)
+        assert content(found.folder).keys() == content(like).keys()
         for path in found.folder.glob("*.safetensors"):
             ours, theirs = load_file(path), load_file(like / path.name)
             assert ours.keys() == theirs.keys()
@@ -223,16 +224,14 @@ def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, 
     place = Place(folder)
     chosen = forks.spread(place.points, cases, rng)
     resumed_from: dict[int, int] = {}
-    failures = Failures()
     for index in chosen:
         run_dir = folder / f"run_{index}"
-        with failures.of(f"killed at {index}, {place.points[index]!r}"):
-            place.train(run_dir, kill={0: index}, codes=(-signal.SIGKILL,))
-            step = place.check_resumes(run_dir)
-            assert {path.name for path in (run_dir / "checkpoints").iterdir()} == set(place.expected["checkpoints"])
-            resumed_from[step] = resumed_from.get(step, 0) + 1
+        print(f"killed at {index}, {place.points[index]!r}")
+        place.train(run_dir, kill={0: index}, codes=(-signal.SIGKILL,))
+        step = place.check_resumes(run_dir)
+        assert {path.name for path in (run_dir / "checkpoints").iterdir()} == set(place.expected["checkpoints"])
+        resumed_from[step] = resumed_from.get(step, 0) + 1
         shutil.rmtree(run_dir)
-    failures.tell()
     return {"kills": len(chosen), "points": len(place.points), "resumed_from_step": dict(sorted(resumed_from.items()))}
 
 
@@ -240,16 +239,14 @@ def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, 
 def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill one of two ranks, or both, at any of its points; the other must end by itself, with a line."""
     place = Place(folder, num_ranks=2)
-    failures = Failures()
     for case in range(cases):
         run_dir = folder / f"run_{case}"
         victims = [(0,), (1,), (0, 1)][case % 3]
         kill = {rank: rng.randrange(len(place.points) if rank == 0 else _FEWEST_POINTS) for rank in victims}
-        with failures.of(f"ranks killed at {kill}"):
-            place.train(run_dir, kill=kill, codes=(-signal.SIGKILL, 2))
-            place.check_resumes(run_dir)
+        print(f"ranks killed at {kill}")
+        place.train(run_dir, kill=kill, codes=(-signal.SIGKILL, 2))
+        place.check_resumes(run_dir)
         shutil.rmtree(run_dir, ignore_errors=True)
-    failures.tell()
     return {"kills": cases}
 
 
@@ -270,7 +267,7 @@ def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Se
 def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill real commands at random times, again and again until they end by themselves; one process and two."""
     place = Place(folder)
-    data_dir, failures = place.data.folder, Failures()
+    data_dir = place.data.folder
     kills = runs = 0
     expected, took_s = {}, {}
     for num_ranks in (1, 2):
@@ -282,23 +279,22 @@ def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, A
     while kills < cases:
         num_ranks, run_dir = list(expected)[runs % len(expected)], folder / f"processes_{runs}"
         runs += 1
-        with failures.of(f"run {runs} on {num_ranks} processes"):
-            ended = False
-            while not ended:
-                process = start_command(data_dir, run_dir, num_ranks=num_ranks, settings=_LONGER)
-                if kills < cases:
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(rng.uniform(0, took_s[num_ranks]))
-                if process.poll() is None and kills < cases:
-                    kills += 1
-                    workers = forks.children(process.pid, of="waveform")
-                    one_alone = num_ranks > 1 and workers and rng.random() < 0.5
-                    for pid in [rng.choice(workers)] if one_alone else [process.pid, *workers]:
-                        forks.kill_if_there(pid)
-                printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
-                ended = process.returncode == 0
-                assert ended or kills, printed
-            check_same(final(run_dir), expected[num_ranks])
-            shutil.rmtree(run_dir)
-    failures.tell()
+        print(f"run {runs} on {num_ranks} processes")
+        ended = False
+        while not ended:
+            process = start_command(data_dir, run_dir, num_ranks=num_ranks, settings=_LONGER)
+            if kills < cases:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(rng.uniform(0, took_s[num_ranks]))
+            if process.poll() is None and kills < cases:
+                kills += 1
+                workers = forks.children(process.pid, of="waveform")
+                one_alone = num_ranks > 1 and workers and rng.random() < 0.5
+                for pid in [rng.choice(workers)] if one_alone else [process.pid, *workers]:
+                    forks.kill_if_there(pid)
+            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            ended = process.returncode == 0
+            assert ended or kills, printed
+        check_same(final(run_dir), expected[num_ranks])
+        shutil.rmtree(run_dir)
     return {"kills": kills, "runs": runs}

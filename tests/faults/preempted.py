@@ -16,7 +16,7 @@ import soundfile
 
 from tests.faults import forks, killed_training
 from tests.faults.fault import fault
-from tests.faults.forks import Failures, Points
+from tests.faults.forks import Points
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -64,7 +64,6 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         return command(["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS])
 
     points = forks.undisturbed(training(folder / "counted"), log)
-    failures = Failures()
     saved = ended_at_once = 0
     evaluating = [
         i for i in range(len(points) - 2) if points[i : i + 2] == ["after score_window", "before score_window"]
@@ -73,28 +72,24 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     for index in chosen:
         run_dir, number = folder / f"run_{index}", rng.choice(_SIGNALS)
         twice = index not in evaluating and rng.random() < 0.25
-        signals = {index: int(number), **({index + 1: int(rng.choice(_SIGNALS))} if twice else {})}
-        case = f"{[signal.Signals(n).name for n in signals.values()]} at {index}, {points[index]!r}"
-        with failures.of(case):
-            code = forks.wait(forks.disturbed(training(run_dir), log, Points(signals=signals)))
-            text = log.read_text() if log.exists() else ""
-            if twice and code < 0:
-                assert -code == list(signals.values())[1] and "Traceback" not in text, (code, text)
-                ended_at_once += 1
-            elif code or not re.search(
-                r"^finished: ", text, re.MULTILINE
-            ):  # it came too late, in the last line of its log
-                check_last_line(log, code, number, verb="train")
-                saved += _check_saved_once(place, run_dir, text)
-            if index in evaluating:
-                seen = forks.points_in(log)[index + 1 :]
-                assert seen.count("before score_window") <= 1, f"the evaluation continued: {seen}"
-            place.check_checkpoints(run_dir)
-            forks.undisturbed(training(run_dir), log)
-            killed_training.check_same(killed_training.final(run_dir), place.expected)
+        signals = {index: number, **({index + 1: rng.choice(_SIGNALS)} if twice else {})}
+        print(f"{[each.name for each in signals.values()]} at {index}, {points[index]!r}")
+        code = forks.wait(forks.disturbed(training(run_dir), log, Points(signals)))
+        text = log.read_text() if log.exists() else ""
+        if twice and code < 0:
+            assert -code == list(signals.values())[1] and "Traceback" not in text, (code, text)
+            ended_at_once += 1
+        elif code or not re.search(r"^finished: ", text, re.MULTILINE):  # it came too late, in the last line of its log
+            check_last_line(log, code, number, verb="train")
+            saved += _check_saved_once(place, run_dir, text)
+        if index in evaluating:
+            seen = forks.points_in(log)[index + 1 :]
+            assert seen.count("before score_window") <= 1, f"the evaluation continued: {seen}"
+        place.check_checkpoints(run_dir)
+        forks.undisturbed(training(run_dir), log)
+        killed_training.check_same(killed_training.final(run_dir), place.expected)
         shutil.rmtree(run_dir, ignore_errors=True)
         log.unlink(missing_ok=True)
-    failures.tell()
     assert saved > len(chosen) // 4 and (ended_at_once or cases < 30), (saved, ended_at_once)
     return {"signals": len(chosen), "points": len(points), "saved": saved, "second_ended_at_once": ended_at_once}
 
@@ -137,7 +132,6 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             "train.evaluate_tokens=0",
         ],
     }
-    failures = Failures()
     figures: dict[str, Any] = {}
     for verb, arguments in commands.items():
         shutil.rmtree(out, ignore_errors=True)
@@ -146,19 +140,18 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         for index in chosen:
             shutil.rmtree(out, ignore_errors=True)
             number = rng.choice(_SIGNALS)
-            with failures.of(f"{verb}: {number.name} at {index}, {points[index]!r}"):
-                code = forks.wait(forks.disturbed(command(arguments), log, Points(signals={index: int(number)})))
-                # If training has made its last step, it saves and ends as usual.
-                if not (verb == "train" and code == 0 and "finished: step" in log.read_text()):
-                    check_last_line(log, code, number, verb=verb)
-                for path in out.glob("*.wav"):
-                    assert soundfile.info(path).samplerate == 24_000
-                left = [path.name for path in folder.glob(".*.partial")]
-                assert not left, left
-                assert forks.wait(forks.disturbed(command(arguments), log, Points())) in (0, 2), log.read_text()
+            print(f"{verb}: {number.name} at {index}, {points[index]!r}")
+            code = forks.wait(forks.disturbed(command(arguments), log, Points({index: number})))
+            # If training has made its last step, it saves and ends as usual.
+            if not (verb == "train" and code == 0 and "finished: step" in log.read_text()):
+                check_last_line(log, code, number, verb=verb)
+            for path in out.glob("*.wav"):
+                assert soundfile.info(path).samplerate == 24_000
+            left = [path.name for path in folder.glob(".*.partial")]
+            assert not left, left
+            assert forks.wait(forks.disturbed(command(arguments), log, Points())) in (0, 2), log.read_text()
             log.unlink(missing_ok=True)
         figures[verb] = {"signals": len(chosen), "points": len(points)}
-    failures.tell()
     return figures
 
 
@@ -174,40 +167,38 @@ def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     place = killed_training.Place(folder)
     settings = ["train.max_steps=100000", "train.checkpoint_every=100000", "train.evaluate_every=7"]
     settings += ["train.sample_seconds=2", "train.log_every=100000"]
-    failures = Failures()
     longest_s = 0.0
     saved = 0
     for case in range(cases):
         num_ranks = 1 if cases == 1 else 1 + case % 2
         number, run_dir = rng.choice(_SIGNALS), folder / f"run_{case}"
         process = killed_training.start_command(place.data.folder, run_dir, num_ranks=num_ranks, settings=settings)
-        with failures.of(f"{number.name} on {num_ranks} processes, case {case}"):
-            if case % 3:  # starting the interpreter takes some tenths of a second
-                time.sleep(rng.uniform(0.5, 6 * num_ranks))
-            else:
-                forks.wait_for((run_dir / "metrics.jsonl").exists, "no training began")
-                time.sleep(rng.uniform(0, 2))
-            workers = forks.children(process.pid, of="waveform")
-            began = time.monotonic()
-            # A terminal and some schedulers signal every process; others signal the first, and torchrun passes it on.
-            for pid in [process.pid, *(workers if case % 4 < 2 else [])]:
-                forks.kill_if_there(pid, number)
-            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
-            longest_s = max(longest_s, time.monotonic() - began)
-            assert longest_s < 30, printed
-            assert process.returncode, printed
-            lines = re.findall(rf"stopped by {number.name}", printed)
-            if num_ranks == 1:
-                assert "Traceback" not in printed and process.returncode == 128 + number, (process.returncode, printed)
-                assert len(lines) == 1, printed
-            step = re.search(r"the same command resumes: step (\d+),", printed)
-            assert step or not (run_dir / "metrics.jsonl").exists(), f"training began and nothing was saved: {printed}"
-            if step and int(step[1]):
-                saved += 1
-                kept = [path.name for path in (run_dir / "checkpoints").iterdir()]
-                assert kept == [f"step_{int(step[1]):08d}"], (kept, printed)
+        print(f"{number.name} on {num_ranks} processes, case {case}")
+        if case % 3:  # starting the interpreter takes some tenths of a second
+            time.sleep(rng.uniform(0.5, 6 * num_ranks))
+        else:
+            forks.wait_for((run_dir / "metrics.jsonl").exists, "no training began")
+            time.sleep(rng.uniform(0, 2))
+        workers = forks.children(process.pid, of="waveform")
+        began = time.monotonic()
+        # A terminal and some schedulers signal every process; others signal the first, and torchrun passes it on.
+        for pid in [process.pid, *(workers if case % 4 < 2 else [])]:
+            forks.kill_if_there(pid, number)
+        printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+        longest_s = max(longest_s, time.monotonic() - began)
+        assert longest_s < 30, printed
+        assert process.returncode, printed
+        lines = re.findall(rf"stopped by {number.name}", printed)
+        if num_ranks == 1:
+            assert "Traceback" not in printed and process.returncode == 128 + number, (process.returncode, printed)
+            assert len(lines) == 1, printed
+        step = re.search(r"the same command resumes: step (\d+),", printed)
+        assert step or not (run_dir / "metrics.jsonl").exists(), f"training began and nothing was saved: {printed}"
+        if step and int(step[1]):
+            saved += 1
+            kept = [path.name for path in (run_dir / "checkpoints").iterdir()]
+            assert kept == [f"step_{int(step[1]):08d}"], (kept, printed)
         shutil.rmtree(run_dir, ignore_errors=True)
-    failures.tell()
     return {"signals": cases, "saved": saved, "longest_s": round(longest_s, 1)}
 
 
@@ -249,31 +240,29 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Send training's output to a terminal or a reader that closes, or to a full disk; then run the command again."""
     place, log = killed_training.Place(folder), folder / "command.log"
     endless = ["train.max_steps=1000000", "train.evaluate_every=1000000", "train.checkpoint_every=1000000"]
-    failures = Failures()
     for case in range(cases):
         listener, run_dir = _LISTENERS[case % len(_LISTENERS)], folder / f"run_{case}"
         arguments = ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
-        with failures.of(f"{listener}, case {case}"):
-            child, reader = _said_to(listener, [*arguments, *endless, "train.log_every=1"])
-            metrics = run_dir / "metrics.jsonl"
-            forks.wait_for(metrics.exists, "no training began")
-            stop = time.monotonic() + rng.uniform(0, 0.5)
-            while time.monotonic() < stop:
-                time.sleep(0.01)
-                _ = select.select([reader], [], [], 0)[0] and os.read(reader, 1 << 16)
-            os.close(reader)
-            number = signal.SIGHUP
-            if listener != "terminal":
-                before = metrics.read_bytes()
-                forks.wait_for(lambda m=metrics, b=before: m.read_bytes() != b, "training stopped when nobody listened")
-                number = rng.choice((signal.SIGTERM, signal.SIGINT))
-                os.kill(child, number)
-            code = forks.wait(child)
-            assert code == 128 + number, code
-            (kept,) = (run_dir / "checkpoints").iterdir()
-            steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
-            assert kept.name == f"step_{max(steps):08d}", (kept.name, max(steps))
-            forks.undisturbed(command([*arguments, f"train.max_steps={max(steps) + 2}"]), log)
+        print(f"{listener}, case {case}")
+        child, reader = _said_to(listener, [*arguments, *endless, "train.log_every=1"])
+        metrics = run_dir / "metrics.jsonl"
+        forks.wait_for(metrics.exists, "no training began")
+        stop = time.monotonic() + rng.uniform(0, 0.5)
+        while time.monotonic() < stop:
+            time.sleep(0.01)
+            _ = select.select([reader], [], [], 0)[0] and os.read(reader, 1 << 16)
+        os.close(reader)
+        number = signal.SIGHUP
+        if listener != "terminal":
+            before = metrics.read_bytes()
+            forks.wait_for(lambda m=metrics, b=before: m.read_bytes() != b, "training stopped when nobody listened")
+            number = rng.choice((signal.SIGTERM, signal.SIGINT))
+            os.kill(child, number)
+        code = forks.wait(child)
+        assert code == 128 + number, code
+        (kept,) = (run_dir / "checkpoints").iterdir()
+        steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+        assert kept.name == f"step_{max(steps):08d}", (kept.name, max(steps))
+        forks.undisturbed(command([*arguments, f"train.max_steps={max(steps) + 2}"]), log)
         shutil.rmtree(run_dir, ignore_errors=True)
-    failures.tell()
     return {"listeners": cases}

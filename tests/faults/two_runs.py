@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.content import content
 from tests.faults import forks, killed_training
 from tests.faults.fault import fault
 from waveform.system.atomic import is_held
@@ -23,11 +24,11 @@ def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) 
     log = folder.with_name(f"{folder.name}.log")
     try:
         assert os.waitpid(first, os.WNOHANG) == (0, 0), "the first ended too early to be in the way"
-        before = forks.names_under(folder)
+        before = content(folder).keys()
         assert forks.wait(forks.fork(work, output=log)) == 2, log.read_text()
         assert says in log.read_text() and "Traceback" not in log.read_text(), log.read_text()
         assert len(log.read_text().splitlines()) == 1 or "preparing" in log.read_text(), log.read_text()
-        assert forks.names_under(folder) == before, "the second left something behind"
+        assert content(folder).keys() == before, "the second left something behind"
     finally:
         os.kill(first, signal.SIGKILL)
         os.waitpid(first, 0)
