@@ -40,7 +40,8 @@ def _at_step(step: int, action: Callable[[], None]) -> None:
     evaluator.score_once = scoring
 
 
-# What happens to a run's folders: each yields what must then be printed (None: the command continues), and is undone.
+# What happens to a run's folders: each yields what must then be printed (None: the command continues), and is undone;
+# data that it removes is copied again.
 _Change = Iterator[str | None]
 
 
@@ -82,10 +83,8 @@ def disk_read_only(run: Path, data: Path, disk: SmallDisk) -> _Change:
 
 
 def data_removed(run: Path, data: Path, disk: SmallDisk) -> _Change:
-    shutil.copytree(data, _aside(data))
     shutil.rmtree(data)
     yield None
-    _aside(data).rename(data)
 
 
 def data_replaced(run: Path, data: Path, disk: SmallDisk) -> _Change:
@@ -93,7 +92,6 @@ def data_replaced(run: Path, data: Path, disk: SmallDisk) -> _Change:
     data.mkdir()
     yield None
     data.rmdir()
-    _aside(data).rename(data)
 
 
 def shards_touched(run: Path, data: Path, disk: SmallDisk) -> _Change:
@@ -103,16 +101,13 @@ def shards_touched(run: Path, data: Path, disk: SmallDisk) -> _Change:
 
 
 def shards_cut(run: Path, data: Path, disk: SmallDisk) -> _Change:
-    shutil.copytree(data, _aside(data))
     for shard in _shards(data):
         os.truncate(shard, 100)
     yield "was cut short while it was in use"
     shutil.rmtree(data)
-    _aside(data).rename(data)
 
 
 def shards_overwritten(run: Path, data: Path, disk: SmallDisk) -> _Change:
-    shutil.copytree(data, _aside(data))
     for shard in _shards(data):
         with open(shard, "r+b") as file:
             for place in range(64, 664, 100):  # of its tokens
@@ -120,7 +115,6 @@ def shards_overwritten(run: Path, data: Path, disk: SmallDisk) -> _Change:
                 file.write(b"overwritten")
     yield "is damaged (the checksum of"
     shutil.rmtree(data)
-    _aside(data).rename(data)
 
 
 _CHANGES = (run_removed, run_renamed, run_replaced, disk_read_only, data_removed, data_replaced, shards_touched,
@@ -149,6 +143,8 @@ def _during(
     else:
         assert code == 2 and said in printed.splitlines()[-1] and "Traceback" not in printed, printed
     next(change, None)
+    if not data.exists():
+        shutil.copytree(place / "data", data)
     assert without_locks(data) == before
     if verb == "train":
         check_checkpoints(run)
