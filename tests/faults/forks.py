@@ -125,6 +125,17 @@ class Points:
 Work: TypeAlias = Callable[[Points], int | None]  # what a child does; it may make more points
 
 
+def before(owner: Any, name: str, action: Callable[[], Any]) -> None:
+    """Make `action` happen before every call of a function, in this process."""
+    real = getattr(owner, name)
+
+    def acting(*arguments: Any, **options: Any) -> Any:
+        action()
+        return real(*arguments, **options)
+
+    setattr(owner, name, acting)
+
+
 def fork(work: Callable[[], int | None], *, output: Path | None = None) -> int:
     """Run `work` in a child, with its output in a file; return the child's id. Exit code: work's, or 70 if it fails."""
     sys.stdout.flush()

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.content import content
-from tests.faults import forks, killed_training
+from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
+from tests.faults.killed_preparation import make_sources
 from waveform.system.atomic import is_held
 
 Work = Callable[[], int]
@@ -35,26 +36,10 @@ def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) 
     assert forks.wait(forks.fork(work, output=log)) == 0, log.read_text()
 
 
-def _main(arguments: list[str], *, slow: tuple[str, str]) -> Work:
+def _command(arguments: list[str], *, slow: tuple[Any, str]) -> Work:
     """Return a command whose function `slow` (module, name) takes a while, so that two run at the same time."""
-
-    def work() -> int:
-        import importlib
-
-        from recipes.cli import main as recipes
-        from waveform.cli import main as waveform
-
-        module = importlib.import_module(slow[0])
-        real = getattr(module, slow[1])
-
-        def slowed(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(0.05)
-            return real(*args, **kwargs)
-
-        setattr(module, slow[1], slowed)
-        return recipes(arguments[1:]) if arguments[0] == "recipes" else waveform(arguments)
-
-    return work
+    work = preempted.command(arguments, also=lambda points: forks.before(*slow, lambda: time.sleep(0.05)))
+    return lambda: work(forks.Points())
 
 
 @fault(
@@ -66,46 +51,37 @@ def _main(arguments: list[str], *, slow: tuple[str, str]) -> Work:
 )
 def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Start each pair of commands that could harm one another, `cases` times."""
-    from tests.test_cli import write_tones
+    from recipes.verbs import prepare
+    from waveform.audio.corpus import workers
+    from waveform.engine import sampler, token_learner
 
     place = killed_training.Place(folder)
-    for split in ("train", "valid", "test"):
-        write_tones(folder / "audio" / split, num=2, seconds=0.1)
-    (folder / "text").mkdir()
-    for i in range(8):
-        (folder / "text" / f"{i}.txt").write_text(f"some words of file {i} " * 50)
+    make_sources(folder)
     for case in range(cases):
         run_dir, data_dir, text_dir, samples = (folder / f"{name}_{case}" for name in ("run", "data", "text", "out"))
         train = ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
         _refused(
-            _main(train, slow=("waveform.engine.token_learner", "evaluate")),
+            _command(train, slow=(token_learner, "evaluate")),
             run_dir,
             f"another process is training in {run_dir}; wait for it, or give another RUN_DIR",
             ready=(run_dir / "metrics.jsonl").exists,
         )
         _refused(
-            _main(
-                ["prepare", str(folder / "audio"), str(data_dir)],
-                slow=("waveform.audio.corpus.workers", "prepare_group"),
-            ),
+            _command(["prepare", str(folder / "audio"), str(data_dir)], slow=(workers, "prepare_group")),
             data_dir,
             f"another waveform prepare is running on {data_dir}; wait until it is done",
             ready=(data_dir / "unfinished").exists,
         )
         _refused(
-            _main(
-                ["recipes", "prepare", "folder", str(folder / "text"), str(text_dir)],
-                slow=("recipes.verbs.prepare", "save_tokenizer"),
+            _command(
+                ["recipes", "prepare", "folder", str(folder / "text"), str(text_dir)], slow=(prepare, "save_tokenizer")
             ),
             text_dir,
             f"another process is preparing {text_dir}; wait until it is done",
             ready=(text_dir.with_name(f".{text_dir.name}.partial") / "train.shard").exists,
         )
         _refused(
-            _main(
-                ["sample", str(run_dir), "--out", str(samples), "--seconds", "0.01"],
-                slow=("waveform.engine.sampler", "decoder"),
-            ),
+            _command(["sample", str(run_dir), "--out", str(samples), "--seconds", "0.01"], slow=(sampler, "decoder")),
             samples,
             "another process is writing",
             ready=lambda samples=samples: any(map(is_held, samples.glob("*.unfinished.wav"))),
