@@ -19,6 +19,7 @@ from tests.faults.calling import call
 from tests.faults.fault import fault
 from tests.faults.full_disk import weights
 from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, write_audio, write_texts
+from tests.ranks.run_ranks import command_on_ranks
 from waveform.cli import main
 from waveform.engine import checkpoint, evaluator
 from waveform.engine.token_learner import TokenLearner
@@ -60,18 +61,6 @@ class _Plan(NamedTuple):
         os.kill(os.getpid(), signal.Signals[self.how])
 
 
-def _before(owner: Any, name: str, count: int, action: Callable[[], None]) -> None:
-    """Make `action` happen before the `count`-th call of a function."""
-    function, calls = getattr(owner, name), itertools.count(1)
-
-    def acting(*arguments: Any, **options: Any) -> Any:
-        if next(calls) == count:
-            action()
-        return function(*arguments, **options)
-
-    setattr(owner, name, acting)
-
-
 def _plant(plan: _Plan, action: Callable[[], None]) -> None:
     import waveform.speech.data
     import waveform.verbs.train
@@ -85,7 +74,9 @@ def _plant(plan: _Plan, action: Callable[[], None]) -> None:
         "last barrier": (World, "barrier", _LAST_BARRIER + (plan.command == _AUDIO)),  # one after preparing
         "preparing": (waveform.speech.data, "prepare", 1),
     }
-    _before(*where[plan.phase], action)
+    owner, name, count = where[plan.phase]
+    calls = itertools.count(1)
+    forks.before(owner, name, lambda: action() if next(calls) == count else None)
 
 
 def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
@@ -97,64 +88,51 @@ def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
     return ["train", place / "text_data", run, "preset=smoke", *TEXT_SETTINGS, timeout]
 
 
-def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dict[int, _Plan], answer: Path) -> None:
-    """One rank of a job."""
-    if any(plan.is_first_alone for plan in plans.values()):
+def _rank(rank: int, port: int, place: Path, run: Path, lost: int, plan: _Plan, folder: Path) -> None:
+    """One rank of a job whose rank `lost` fails."""
+    if plan.is_first_alone:
         distributed._PATIENCE = timedelta(seconds=_PATIENCE_S)
-    plan = plans.get(rank)
     forks.become_rank(rank, of=2, port=port)
-
-    if plan is not None:
+    if rank == lost:
 
         def fail() -> None:
-            answer.with_suffix(".failing").touch()
+            (folder / "failing").touch()
             plan.fail()
 
         _plant(plan, fail)
     waveform.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # for which there is no setting
-    code, _, lines = call(main if command == _AUDIO else text_main, _arguments(command, place, run))
-    answer.write_text(json.dumps({"code": code, "stderr": lines}))
+    code, _, lines = call(main if plan.command == _AUDIO else text_main, _arguments(plan.command, place, run))
+    (folder / f"answer_{rank}.json").write_text(json.dumps([code, lines]))
     os._exit(0)  # without what gloo's threads do at an interpreter's end, which does not matter here
 
 
-def _job(
-    folder: Path, command: str, place: Path, run: Path, plans: dict[int, _Plan] | None = None
-) -> dict[int, tuple[int, str]]:
-    """Run both ranks; return exit code and stderr of each that ended by itself. A stopped one is killed at the end."""
-    plans = plans or {}
-    port = forks.free_port()
+def _job(folder: Path, place: Path, run: Path, lost: int, plan: _Plan) -> tuple[int, str]:
+    """Run two ranks, of which `lost` fails; return exit code and stderr of the other, which ended by itself in time."""
+    port, failing, other = forks.free_port(), folder / "failing", 1 - lost
     folder.mkdir()
-    files = {rank: folder / f"rank_{rank}.json" for rank in range(2)}
-    ranks = {
-        rank: forkserver.start(
-            _rank, rank, port, command, place, run, plans, files[rank], output=folder / f"rank_{rank}.txt"
-        )
+    ranks = [
+        forkserver.start(_rank, rank, port, place, run, lost, plan, folder, output=folder / f"rank_{rank}.txt")
         for rank in range(2)
-    }
+    ]
     try:
-        for rank in sorted(ranks, key=lambda rank: rank in plans):
-            if rank in plans:
-                failing = files[rank].with_suffix(".failing")
-                assert failing.exists(), (
-                    f"nothing failed: {[file.read_text() for file in files.values() if file.exists()]}"
-                )
-                ranks[rank].kill()
-            ranks[rank].join(60)
-            if plans and rank not in plans:
-                failing = files[1 - rank].with_suffix(".failing")
-                took = time.time() - failing.stat().st_mtime if failing.exists() else 0
-                patient = plans[1 - rank].is_first_alone
-                limit_s = _PATIENCE_S if patient else _TIMEOUT_S
-                assert took < limit_s + _SLACK_S, f"rank {rank} took {took:.1f} s to end, or hung"
-                assert not patient or took > limit_s - 1, f"rank {rank} gave up the first one after {took:.1f} s"
+        ranks[other].join(60)
+        ended = time.time()
+        assert failing.exists(), f"nothing failed: {[file.read_text() for file in folder.glob('answer_*')]}"
+        took = ended - failing.stat().st_mtime
+        limit_s = _PATIENCE_S if plan.is_first_alone else _TIMEOUT_S
+        assert took < limit_s + _SLACK_S, f"rank {other} took {took:.1f} s to end, or hung"
+        assert not plan.is_first_alone or took > limit_s - 1, f"rank {other} gave up the first one after {took:.1f} s"
     finally:  # one that loops does not react to SIGTERM
-        for process in ranks.values():
+        for process in ranks:
             process.kill()
-    return {
-        rank: (found["code"], found["stderr"])
-        for rank, file in files.items()
-        if rank not in plans and (found := json.loads(file.read_text()))
-    }
+            process.join()
+    code, printed = json.loads((folder / f"answer_{other}.json").read_text())
+    return code, printed
+
+
+def _undisturbed(folder: Path, command: str, place: Path, run: Path) -> None:
+    """Run a job to its end; raise AssertionError if it fails."""
+    command_on_ranks("waveform" if command == _AUDIO else "recipes", _arguments(command, place, run), folder)
 
 
 def _outcome(command: str, run: Path) -> Any:
@@ -201,8 +179,7 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     needed = {command for command, _, _ in kinds}
     for command in [each for each in whole if each in needed or (each == _TEXT and _EVALUATE in needed)]:
         run = folder / "runs" / whole[command]
-        codes = _job(folder / f"whole_{command}", command, place, run)
-        assert all(code == 0 for code, _ in codes.values()), codes
+        _undisturbed(folder / f"whole_{command}", command, place, run)
         expected[command] = _outcome(command, run)
     seconds = []
     for case, (command, phase, how) in enumerate(kinds):
@@ -220,19 +197,17 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
             shutil.copytree(folder / "runs" / "text", run)
         began = time.monotonic()
         plan = _Plan(command, phase, how, source.randrange(1, 5))
-        left = _job(place_of_case / "failing", command, place, run, {rank: plan})
+        print(f"rank {rank}, {plan}")
+        code, printed = _job(place_of_case / "failing", place, run, rank, plan)
         seconds.append(time.monotonic() - began)
-        ((code, printed),) = left.values()
         last = printed.splitlines()[-1]
         killed = how == "SIGKILL"
         why = "ended; its own output says why" if killed else f"did not answer for {_TIMEOUT_S:g} s"
         why = "worked alone for 0:00:10 h and may hang" if plan.is_first_alone else why
-        name = f"rank {rank}, {plan}"
-        assert code == 1 and "Traceback" not in printed, f"{name}: {code} {printed}"
+        assert code == 1 and "Traceback" not in printed, (code, printed)
         # A rank that waits at a barrier for a killed one learns of it only by its silence.
-        assert f"rank {1 - rank} stops" in last, f"{name}: {printed}"
-        assert why in last or (killed and "did not answer" in last), f"{name}: {printed}"
-        again = _job(place_of_case / "again", command, place, run)
-        assert all(code == 0 for code, _ in again.values()), f"{name}: {again}"
-        assert _outcome(command, run) == expected[command], name
+        assert f"rank {1 - rank} stops" in last, printed
+        assert why in last or (killed and "did not answer" in last), printed
+        _undisturbed(place_of_case / "again", command, place, run)
+        assert _outcome(command, run) == expected[command]
     return {"most_seconds_of_a_failing_job": round(max(seconds), 1), "timeout_s": _TIMEOUT_S}
