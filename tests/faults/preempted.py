@@ -1,4 +1,4 @@
-"""Commands asked to stop at any moment, by a signal or by a terminal that closes; training saves once."""
+"""Training asked to stop at any moment, by a signal or by a terminal that closes; it saves once."""
 
 import json
 import os
@@ -8,20 +8,18 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import soundfile
 
 from tests.faults import forks, killed_training
 from tests.faults.fault import fault
 from tests.faults.forks import Points
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def command(arguments: list[str], *, also: Callable[[Points], None] = lambda points: None) -> forks.Work:
+def command(arguments: Sequence[str], *, also: Callable[[Points], None] = lambda points: None) -> forks.Work:
     """Return what runs a command line, for `forks.disturbed`. also: makes more points."""
 
     def work(points: Points) -> int:
@@ -70,9 +68,9 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     ]
     chosen = [*forks.spread(points, cases, rng), *rng.sample(evaluating, 2)]
     for index in chosen:
-        run_dir, number = folder / f"run_{index}", rng.choice(_SIGNALS)
+        run_dir, number = folder / f"run_{index}", rng.choice(SIGNALS)
         twice = index not in evaluating and rng.random() < 0.25
-        signals = {index: number, **({index + 1: rng.choice(_SIGNALS)} if twice else {})}
+        signals = {index: number, **({index + 1: rng.choice(SIGNALS)} if twice else {})}
         print(f"{[each.name for each in signals.values()]} at {index}, {points[index]!r}")
         code = forks.wait(forks.disturbed(training(run_dir), log, Points(signals)))
         text = log.read_text() if log.exists() else ""
@@ -106,56 +104,6 @@ def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) ->
 
 
 @fault(
-    "other commands asked to stop",
-    "one line, exit code 128 + the signal's number; what is left is in nobody's way",
-    short=6,
-    long=150,
-    in_server=True,
-)
-def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Send a signal at points spread over every other command that takes long; then run the same command."""
-    from tests.faults.killed_preparation import make_sources
-
-    place, log, out = killed_training.Place(folder), folder / "command.log", folder / "out"
-    make_sources(folder)
-    run_dir = str(place.whole)
-    commands = {
-        "prepare": ["prepare", str(folder / "audio"), str(out)],
-        "recipes prepare": ["recipes", "prepare", "folder", str(folder / "text"), str(out)],
-        "sample": ["sample", run_dir, "--out", str(out), "--seconds", "0.2"],
-        "evaluate": ["evaluate", run_dir, "--json", str(out / "figures.json")],
-        "train": [
-            "train",
-            str(folder / "audio"),
-            str(out / "run"),
-            *killed_training.SETTINGS,
-            "train.evaluate_tokens=0",
-        ],
-    }
-    figures: dict[str, Any] = {}
-    for verb, arguments in commands.items():
-        shutil.rmtree(out, ignore_errors=True)
-        points = forks.undisturbed(command(arguments), log)
-        chosen = forks.spread(points, max(cases // len(commands), 1), rng)
-        for index in chosen:
-            shutil.rmtree(out, ignore_errors=True)
-            number = rng.choice(_SIGNALS)
-            print(f"{verb}: {number.name} at {index}, {points[index]!r}")
-            code = forks.wait(forks.disturbed(command(arguments), log, Points({index: number})))
-            # If training has made its last step, it saves and ends as usual.
-            if not (verb == "train" and code == 0 and "finished: step" in log.read_text()):
-                check_last_line(log, code, number, verb=verb)
-            for path in out.glob("*.wav"):
-                assert soundfile.info(path).samplerate == 24_000
-            left = [path.name for path in folder.glob(".*.partial")]
-            assert not left, left
-            assert forks.wait(forks.disturbed(command(arguments), log, Points())) in (0, 2), log.read_text()
-            log.unlink(missing_ok=True)
-        figures[verb] = {"signals": len(chosen), "points": len(points)}
-    return figures
-
-
-@fault(
     "training processes asked to stop, at any time",
     "ends within 30 s with exit code 128 + the signal's number; saved if it had made a step",
     short=1,
@@ -171,7 +119,7 @@ def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     saved = 0
     for case in range(cases):
         num_ranks = 1 if cases == 1 else 1 + case % 2
-        number, run_dir = rng.choice(_SIGNALS), folder / f"run_{case}"
+        number, run_dir = rng.choice(SIGNALS), folder / f"run_{case}"
         process = killed_training.start_command(place.data.folder, run_dir, num_ranks=num_ranks, settings=settings)
         print(f"{number.name} on {num_ranks} processes, case {case}")
         if case % 3:  # starting the interpreter takes some tenths of a second

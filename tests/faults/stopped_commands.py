@@ -1,0 +1,222 @@
+"""Commands killed, or asked to stop, at any point: what they leave can be used, and the same command then works."""
+
+import json
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import soundfile
+
+from tests.content import content
+from tests.faults import forks, killed_training, preempted
+from tests.faults.fault import fault
+from tests.faults.forks import Points
+from tests.faults.killed_preparation import make_sources
+
+
+class _Command(NamedTuple):
+    """A command, whose arguments name the folder `out` for what it makes."""
+
+    arguments: Sequence[str]
+    cases: int
+    also: Callable[[Points], None] = lambda points: None  # makes more points
+    made: Callable[[Path], Any] = content  # what of `out` must be the same if the command was stopped and run again
+
+
+def _stop(
+    folder: Path, commands: dict[str, _Command], signals: Sequence[signal.Signals], rng: random.Random
+) -> dict[str, Any]:
+    """Send a signal at points spread over each command, each time in a new folder `out`; then run it again."""
+    out, log = folder / "out", folder / "command.log"
+    figures: dict[str, Any] = {}
+    for verb, command in commands.items():
+        if not command.cases:
+            continue
+        work = preempted.command(command.arguments, also=command.also)
+        shutil.rmtree(out, ignore_errors=True)
+        points = forks.undisturbed(work, log)
+        files, expected = content(out), command.made(out)
+        sent: Counter[str] = Counter()
+        num_wavs = 0
+        for index in forks.spread(points, command.cases, rng):
+            shutil.rmtree(out)
+            if verb == "evaluate":  # the earlier figures must stay whole
+                out.mkdir()
+                (out / "figures.json").write_bytes(files["figures.json"] or b"")
+            number = rng.choice(signals)
+            sent[number.name] += 1
+            print(f"{verb}: {number.name} at {index}, {points[index]!r}")
+            code = forks.wait(forks.disturbed(work, log, Points({index: number})))
+            text = log.read_text() if log.exists() else ""
+            if number == signal.SIGKILL:
+                assert code == -number, (code, text)
+            else:
+                # If training has made its last step, it saves and ends as usual.
+                if not (verb == "train" and code == 0 and "finished: step" in text):
+                    preempted.check_last_line(log, code, number, verb=verb)
+                left = [path.name for path in folder.glob(".*.partial")]
+                assert not left, left
+            num_wavs += _check_left(out, files)
+            if not (
+                verb == "recipes prepare" and out.exists()
+            ):  # text that is there must be whole, without a second run
+                forks.undisturbed(work, log)
+            log.unlink(missing_ok=True)
+            found = command.made(out)
+            assert found.keys() == expected.keys(), sorted(found)
+            different = [what for what in found if found[what] != expected[what]]
+            assert not different, f"different {different}: {[found[what] for what in different]!r:.3000}"
+        figures[verb] = {"signals": dict(sent), "points": len(points), "wavs_opened": num_wavs}
+    return figures
+
+
+def _check_left(out: Path, expected: dict[str, bytes | None]) -> int:
+    """Check that the WAVs and JSON of a stopped command can be read and hold the beginning or all; count the WAVs."""
+    for path in out.glob("[!.]*.json"):
+        json.loads(path.read_bytes())
+    wavs = list(out.glob("[!.]*.wav"))
+    for path in wavs:
+        final = path.name.replace(".unfinished", "")
+        samples, rate_hz = soundfile.read(path, dtype="int16")
+        whole = path.with_name("whole.wav")
+        whole.write_bytes(expected[final] or b"")
+        reference, _ = soundfile.read(whole, dtype="int16")
+        whole.unlink()
+        assert rate_hz == 24_000 and (samples == reference[: len(samples)]).all(), path.name
+        assert len(samples) == len(reference) or path.name != final, f"{path.name} is not whole"
+        declared = int.from_bytes(path.read_bytes()[40:44], "little")
+        assert declared == 2 * len(samples) <= path.stat().st_size - 44, (
+            f"{path.name}: the length in its header is wrong"
+        )
+    return len(wavs)
+
+
+@fault(
+    "other commands asked to stop",
+    "one line, exit code 128 + the signal's number; what is left is in nobody's way",
+    short=6,
+    long=150,
+    in_server=True,
+)
+def _ask(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Ask every command but `train` on prepared data that takes long to stop."""
+    run_dir, out = str(killed_training.Place(folder).whole), str(folder / "out")
+    make_sources(folder)
+    train = ["train", str(folder / "audio"), f"{out}/run", *killed_training.SETTINGS, "train.evaluate_tokens=0"]
+    each = max(cases // 5, 1)
+    commands = {
+        "prepare": _Command(["prepare", str(folder / "audio"), out], each),
+        "recipes prepare": _Command(["recipes", "prepare", "folder", str(folder / "text"), out], each),
+        "sample": _Command(["sample", run_dir, "--out", out, "--seconds", "0.2"], each),
+        "evaluate": _Command(["evaluate", run_dir, "--json", f"{out}/figures.json"], each),
+        "train": _Command(train, each, made=lambda out: {}),  # another fault compares what it made
+    }
+    return _stop(folder, commands, preempted.SIGNALS, rng)
+
+
+def _surround_wavs(points: Points) -> None:
+    """Make points before, within and after every write of a WAV."""
+    from waveform.audio.wav import WavWriter
+
+    real = WavWriter._write
+
+    def write(self: WavWriter, data: bytes, *, offset: int) -> None:
+        part = "header" if offset == 0 else "block"
+        cut = data[: len(data) // 2 if offset else 0]
+        points.point(f"half of a WAV's {part}", lambda: real(self, cut, offset=offset))
+        real(self, data, offset=offset)
+        points.point(f"after a WAV's {part}")
+
+    WavWriter._write = write  # on purpose: this is the fault
+
+
+@fault(
+    "killed while sampling, evaluating, comparing",
+    "WAVs can be opened and hold what was finished; JSON is whole or absent; the same command then works",
+    short=4,
+    long=100,
+    in_server=True,
+)
+def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    from waveform.verbs.sample import sample
+
+    run_dir, out = killed_training.Place(folder).whole, str(folder / "out")
+    sample(run_dir, folder / "compiled", seconds=0.01, show_progress=False)  # so that forks find the kernels
+    run, figures_file = str(run_dir), f"{out}/figures.json"
+    commands = {
+        "sample": _Command(["sample", run, "--out", out, "--seconds", "0.2"], cases, also=_surround_wavs),
+        "evaluate": _Command(["evaluate", run, "--json", figures_file], max(cases // 4, 1)),
+        # It measures speeds, so only the names of its files are compared.
+        "compare": _Command(["compare", run, run, "--json", figures_file], cases // 20, made=_names),
+    }
+    figures = _stop(folder, commands, [signal.SIGKILL], rng)
+    num_wavs, kills = figures["sample"]["wavs_opened"], figures["sample"]["signals"]["SIGKILL"]
+    assert num_wavs > kills // 3, num_wavs
+    return figures
+
+
+def _names(out: Path) -> dict[str, None]:
+    return dict.fromkeys(content(out))
+
+
+_DEMO_SETTINGS = [
+    *("train.max_seconds=null", "train.max_steps=3", "train.batch_size=2", "train.checkpoint_every=2"),
+    *("train.evaluate_every=2", "train.evaluate_tokens=200", "train.device=cpu"),
+]
+_OF_THE_CLOCK = {
+    *("train_seconds", "train_tokens_per_second", "train_tokens_per_second_by_slice"),
+    *("sampling_tokens_per_second", "learning_curve", "train_waited_share"),
+}
+
+
+def _shorten_demo(folder: Path) -> None:
+    """Make this process's demos quick: tones instead of speech, shorter samples."""
+    from tests.test_cli import write_tones
+    from waveform.verbs import demo
+
+    for split in ("train", "valid", "test"):
+        write_tones(folder / "speech" / split, num=2, seconds=0.05)
+    demo.demo_speech_dir = lambda: folder / "speech"
+    demo._SAMPLE_SECONDS = demo._REPORT_SECONDS = 0.01
+
+
+def _surround_stages(points: Points) -> None:
+    """Make a point before and after each stage of a demo."""
+    from waveform.verbs import demo
+
+    for name in ("prepare", "train_all", "report", "write_json", "write_wav", "sample", "save_demo_panel"):
+        killed_training.surround(demo, name, points)
+
+
+def _made_by_demo(out: Path) -> dict[str, Any]:
+    """Return all that a finished demo leaves, except for times and the bytes of pictures and logs."""
+    entries = json.loads((out / "comparison.json").read_bytes())
+    picture = (out / "demo.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and picture.endswith(b"IEND\xaeB`\x82"), "the picture is not whole"
+    return {
+        "files": sorted(forks.names_under(out, skip=lambda path: "tensorboard" in path.parts)),
+        "comparison": [{key: value for key, value in e.items() if key not in _OF_THE_CLOCK} for e in entries],
+        **content(out / "samples"),
+        **content(out / "data" / "shards"),
+    }
+
+
+@fault(
+    "the demo killed, or asked to stop",
+    "the same command continues to the end, with the comparison and samples of an undisturbed one; nothing left over",
+    short=0,  # because a case takes some seconds
+    long=60,
+    in_server=True,
+)
+def _stop_demo(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    from waveform.cli import main
+
+    _shorten_demo(folder)
+    arguments = ["demo", "--out", str(folder / "out"), *_DEMO_SETTINGS]
+    assert main(arguments) == 0  # here, so that forks find imports and kernels
+    commands = {"demo": _Command(arguments, cases, also=_surround_stages, made=_made_by_demo)}
+    return _stop(folder, commands, [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT], rng)
