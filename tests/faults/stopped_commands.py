@@ -95,6 +95,15 @@ def _check_left(out: Path, expected: dict[str, bytes | None]) -> int:
     return len(wavs)
 
 
+def _trained(folder: Path) -> str:
+    """Return a run that has been sampled from, so that forks find the kernels."""
+    from waveform.verbs.sample import sample
+
+    run_dir = killed_training.Place(folder).whole
+    sample(run_dir, folder / "compiled", seconds=0.01, show_progress=False)
+    return str(run_dir)
+
+
 @fault(
     "other commands asked to stop",
     "one line, exit code 128 + the signal's number; what is left is in nobody's way",
@@ -104,7 +113,7 @@ def _check_left(out: Path, expected: dict[str, bytes | None]) -> int:
 )
 def _ask(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Ask every command but `train` on prepared data that takes long to stop."""
-    run_dir, out = str(killed_training.Place(folder).whole), str(folder / "out")
+    run_dir, out = _trained(folder), str(folder / "out")
     make_sources(folder)
     train = ["train", str(folder / "audio"), f"{out}/run", *killed_training.SETTINGS, "train.evaluate_tokens=0"]
     each = max(cases // 5, 1)
@@ -142,11 +151,8 @@ def _surround_wavs(points: Points) -> None:
     in_server=True,
 )
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    from waveform.verbs.sample import sample
-
-    run_dir, out = killed_training.Place(folder).whole, str(folder / "out")
-    sample(run_dir, folder / "compiled", seconds=0.01, show_progress=False)  # so that forks find the kernels
-    run, figures_file = str(run_dir), f"{out}/figures.json"
+    run, out = _trained(folder), str(folder / "out")
+    figures_file = f"{out}/figures.json"
     commands = {
         "sample": _Command(["sample", run, "--out", out, "--seconds", "0.2"], cases, also=_surround_wavs),
         "evaluate": _Command(["evaluate", run, "--json", figures_file], max(cases // 4, 1)),
