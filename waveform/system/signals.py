@@ -95,10 +95,10 @@ def die_with_parent() -> None:
 def signals_interrupt(tell: Callable[[Interrupted], int]) -> Iterator[None]:
     """Within, a first signal raises Interrupted, and a second one ends the process at once.
 
-    tell: prints it and returns the exit code; called here only if the exception was swallowed, as Python does in
-    finalisers and some libraries do, and the process must still be ended.
+    If the exception was swallowed, as Python does in finalisers and some libraries do, it is raised at the end; or the
+    process is ended, after `tell`, which prints it and returns the exit code.
     """
-    usual_hook = sys.unraisablehook
+    usual_hook, raised = sys.unraisablehook, []
 
     def end(interrupted: Interrupted) -> NoReturn:
         code = tell(interrupted)
@@ -117,12 +117,15 @@ def signals_interrupt(tell: Callable[[Interrupted], int]) -> Iterator[None]:
                 signal.signal(each, signal.SIG_DFL)
         signal.signal(signal.SIGALRM, lambda *_: end(Interrupted(number)))
         signal.alarm(_PATIENCE_S)
-        raise Interrupted(number)
+        raised.append(Interrupted(number))
+        raise raised[0]
 
     with _handling(handle):
         sys.unraisablehook = hook
         try:
             yield
+            if raised:
+                raise raised[0]
         finally:
             signal.alarm(0)
             sys.unraisablehook = usual_hook
