@@ -127,12 +127,7 @@ class Continuation:
 
 
 def continue_documents(
-    run: TrainedRun,
-    prefixes: Prefixes,
-    *,
-    num_tokens: int,
-    sampling: SamplingConfig,
-    world: World | None = None,
+    run: TrainedRun, prefixes: Prefixes, *, num_tokens: int, sampling: SamplingConfig, world: World | None = None
 ) -> list[Continuation]:
     """Continue the beginnings of held-out documents by `num_tokens` tokens. Raises UserError if the data is gone."""
     tokenizer = tokenizer_of(run)

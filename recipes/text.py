@@ -33,11 +33,7 @@ from waveform.runs.settings import ConfigFamily, compose_family
 from waveform.runs.space import Space, space_of
 from waveform.system.errors import UserError
 
-_TEXT = ConfigFamily(
-    module="recipes.conf",
-    root="text",
-    command="python -m recipes train ... --print-config",
-)
+_TEXT = ConfigFamily(module="recipes.conf", root="text", command="python -m recipes train ... --print-config")
 
 
 @cache
@@ -48,11 +44,7 @@ def _family(recipe: str, state: str) -> ConfigFamily:
 
 
 def compose_config(
-    recipe: str,
-    overrides: Sequence[str] = (),
-    *,
-    config_dir: Path | None = None,
-    any_model: bool = False,
+    recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None, any_model: bool = False
 ) -> dict[str, Any]:
     """Return the resolved configuration as plain dicts; arguments and errors as of `compose_family`.
 

@@ -69,11 +69,7 @@ class TextContents(ReportContents):
         return Table(header, [[name, *row[1:]] for name, row in zip(names, rows, strict=True)])
 
     def shown(
-        self,
-        runs: dict[str, TrainedRun],
-        tokens: TokenSet,
-        entries: list[dict[str, Any]],
-        making: Making,
+        self, runs: dict[str, TrainedRun], tokens: TokenSet, entries: list[dict[str, Any]], making: Making
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         return {
             "writings": self._writings(runs, making.world),

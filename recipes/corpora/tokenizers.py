@@ -168,9 +168,7 @@ class SubwordTokenizer(TextTokenizer):
         """Learn merges from `documents`, streamed, up to `vocab_size` subwords; a small text has fewer."""
         tokenizer = _without_merges()
         trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
+            vocab_size=vocab_size, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
         tokenizer.train_from_iterator((text for document in documents for text in read_text(document)), trainer)
         return cls(tokenizer)

@@ -46,11 +46,7 @@ class Agents(Domain):
 
     @contextmanager
     def open_training(
-        self,
-        data: Dataset | None,
-        config: dict[str, Any],
-        train_config: BaseTrainConfig,
-        context: RunContext,
+        self, data: Dataset | None, config: dict[str, Any], train_config: BaseTrainConfig, context: RunContext
     ) -> Iterator[Trainer]:
         """Claim the run folder of `context` for a trainer, new or resumed; `config` gains the section `dataset`."""
         run_dir, world, num_rows = context.run_dir, context.world, train_config.batch_size

@@ -233,10 +233,7 @@ STUDIES = {
     ),
     "rare_updates": Study(
         title="Rae et al. 2019, section 5.5.1: rare updates late in training, Transformer-XL",
-        variants={
-            "every_step": ("model=transformer_xl", "train.update_period=1"),
-            "every_4_steps": _rarely_late,
-        },
+        variants={"every_step": ("model=transformer_xl", "train.update_period=1"), "every_4_steps": _rarely_late},
         report=Rows(
             {
                 "an update at every step": Row({"every_step": "-"}, (0.995,)),

@@ -105,10 +105,7 @@ def test_initial_nll_is_near_that_of_guessing() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "num_parameters", "receptive_field"),
-    [
-        ({}, 39_627_296, 6139),
-        ({"kernel_size": 2, "residual_channels": 512, "gate_channels": 512}, 43_285_760, 3070),
-    ],
+    [({}, 39_627_296, 6139), ({"kernel_size": 2, "residual_channels": 512, "gate_channels": 512}, 43_285_760, 3070)],
     ids=["strong", "classic"],
 )
 def test_sizes_of_the_comparison(fields: dict[str, int], num_parameters: int, receptive_field: int) -> None:

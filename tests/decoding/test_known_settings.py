@@ -101,7 +101,7 @@ def test_training_leaves_an_unknown_field_to_torch() -> None:
 
 def test_settings_are_known_by_name_and_value() -> None:
     known = KnownSettings(
-        any_value=[name for name in CompressiveTransformerConfig.__dataclass_fields__ if name != "norm"],
+        any_value=[name for name in CompressiveTransformerConfig.__dataclass_fields__ if name != "norm"]
     )
     config = CompressiveTransformerConfig(vocab_size=5)
     assert known.supports(config) and known.unknown(config) is None

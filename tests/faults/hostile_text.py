@@ -163,7 +163,4 @@ def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         outcomes[f"{recipe}: {_judge(recipe, path, data, outcome, odd, case)}"] += 1
         if outcome.code == 0:
             json.loads((data / "dataset.json").read_bytes())
-    return {
-        "outcomes": dict(sorted(outcomes.items())),
-        **_long_line(folder, (1 << 30) if cases >= 300 else (1 << 20)),
-    }
+    return {"outcomes": dict(sorted(outcomes.items())), **_long_line(folder, (1 << 30) if cases >= 300 else (1 << 20))}

@@ -43,8 +43,7 @@ def assert_equals_reference(config: Any, *, num_windows: int = 7) -> None:
     actual, losses, _ = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)
     laws.assert_same(actual, expected.hidden)
     laws.assert_same(
-        model.head.logits(actual),
-        expected.hidden @ model.head.projection.weight.T + model.head.projection.bias,
+        model.head.logits(actual), expected.hidden @ model.head.projection.weight.T + model.head.projection.bias
     )
     if "compression" in losses:
         laws.assert_same(losses["compression"], expected.aux.sum(1))

@@ -63,8 +63,7 @@ def test_enwik8_is_cut_at_90_and_95_percent(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"x" * 2559, "has 2,559 bytes"), (b"y" * 2560, "MD5"), (b"", "has 0 bytes")],
+    ("content", "words"), [(b"x" * 2559, "has 2,559 bytes"), (b"y" * 2560, "MD5"), (b"", "has 0 bytes")]
 )
 def test_a_wrong_or_cut_file_is_refused(
     content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,9 +78,7 @@ _RAGGED = CONFIGS["compressive_transformer"]["conv-ragged"]
 
 @pytest.mark.parametrize("model", CONFIGS)
 @pytest.mark.parametrize(
-    "train",
-    [{"unroll": 2}, {"checkpoint_activations": True}, {"precision": "fp32"}, {"compile": True}],
-    ids=str,
+    "train", [{"unroll": 2}, {"checkpoint_activations": True}, {"precision": "fp32"}, {"compile": True}], ids=str
 )
 def test_a_step_never_waits_in_other_ways_of_training(
     model: str, train: dict[str, Any], gpu: SimulatedGpu, steady: Make

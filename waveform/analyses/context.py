@@ -126,10 +126,6 @@ def effective_context(losses: np.ndarray, lengths: Sequence[int], *, ratio: floa
         gains = [relative_gain(losses, model=model, short=j, long=j + 1, ratio=ratio) for j in range(len(lengths) - 1)]
         stopped = next((j for j, gain in enumerate(gains) if gain < THRESHOLD), None)
         entries.append(
-            {
-                "recl": lengths[-1 if stopped is None else stopped],
-                "reached_limit": stopped is None,
-                "gains": gains,
-            }
+            {"recl": lengths[-1 if stopped is None else stopped], "reached_limit": stopped is None, "gains": gains}
         )
     return entries

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from recipes.reinforcement.episode import save_gif, save_steps
-from recipes.reinforcement.object_matching import (
-    AGENT,
-    DARK,
-    FIRST_OBJECT,
-    PAD,
-    ObjectMatching,
-    ObjectMatchingConfig,
-)
+from recipes.reinforcement.object_matching import AGENT, DARK, FIRST_OBJECT, PAD, ObjectMatching, ObjectMatchingConfig
 from waveform.system.errors import UserError
 
 UP, RIGHT, DOWN, LEFT = range(4)
