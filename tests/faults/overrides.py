@@ -13,6 +13,7 @@ from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call
 from tests.faults.fault import fault
 from waveform.cli import main as waveform
+from waveform.system.console import printable
 
 _KEYS = [
     "train.lr", "train.max_steps", "train.batch_size", "train.state", "train.window", "train.device", "model",
@@ -67,13 +68,12 @@ def _override(rng: random.Random) -> str:
 def _names(err: str, override: str) -> bool:
     """Whether the line names the setting as it was given, or its key (escaped if a terminal would not show it)."""
     key = override.lstrip("+~-").partition("=")[0].strip(" :@+")
-    escaped = key.encode("unicode_escape").decode()
     names = (
         f"unknown {key.partition('.')[0]} ",  # such as: unknown model 'inf', of model.name=1e400
         f"{key.partition('.')[0]}: ",
         repr(key.rpartition(".")[2]),
         key,
-        escaped,
+        printable(key),
         override,
     )
     return not key.strip() or any(name[:100] in err for name in names)

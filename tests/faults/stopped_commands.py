@@ -61,9 +61,8 @@ def _stop(
                 left = [path.name for path in folder.glob(".*.partial")]
                 assert not left, left
             num_wavs += _check_left(out, files)
-            if not (
-                verb == "recipes prepare" and out.exists()
-            ):  # text that is there must be whole, without a second run
+            # Text that is there must be whole, without a second run.
+            if verb != "recipes prepare" or not out.exists():
                 forks.undisturbed(work, log)
             log.unlink(missing_ok=True)
             found = command.made(out)
