@@ -15,7 +15,7 @@ from waveform.engine.known_settings import KnownSettings
 
 _SIZES = ("vocab_size", "num_stacks", "layers_per_stack", "kernel_size", "num_labels", "classes", "prediction_widening")
 _WIDTHS = ("residual_channels", "gate_channels", "skip_channels", "end_channels")
-KNOWN = KnownSettings((*_SIZES, *_WIDTHS, "prediction"))  # to both decoders
+KNOWN = KnownSettings((*_SIZES, *_WIDTHS), {"prediction": ("linear",)})  # to both decoders
 
 
 class WaveNetWithDecoders(WaveNet):

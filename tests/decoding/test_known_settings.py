@@ -101,10 +101,10 @@ def test_training_leaves_an_unknown_field_to_torch() -> None:
 
 def test_settings_are_known_by_name_and_value() -> None:
     known = KnownSettings(
-        any_value=[name for name in CompressiveTransformerConfig.__dataclass_fields__ if name != "norm"]
+        [name for name in CompressiveTransformerConfig.__dataclass_fields__ if name != "norm"], {"norm": ()}
     )
     config = CompressiveTransformerConfig(vocab_size=5)
     assert known.supports(config) and known.unknown(config) is None
     assert known.unknown(replace(config, norm="post")) == "model.norm=post"
-    assert known.unknown(_SquashingConfig(vocab_size=5, squash=True)) == "model.squash=True"
-    assert known.supports(_SquashingConfig(vocab_size=5))
+    assert known.unknown(_SquashingConfig(vocab_size=5)) == "model.squash=False"
+    assert not known.supports(_SquashingConfig(vocab_size=5))

@@ -128,11 +128,12 @@ def test_equals_reference_at_random(data: st.DataObject) -> None:
 # Gradients
 
 
+@pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("loss", ["attention", "autoencode"])
 @pytest.mark.parametrize("compression", ["conv", "dilated"])
-def test_compression_loss_equals_reference(compression: str, loss: str, norm: str) -> None:
-    config = small(compression=compression, compression_loss=loss, norm=norm)
+def test_compression_loss_equals_reference(compression: str, loss: str, norm: str, attention: str) -> None:
+    config = small(compression=compression, compression_loss=loss, norm=norm, attention=attention)
     model = build(config)
     tokens = laws.random_tokens(6 * config.window + 2, batch_size=2)
     expected = reference.run(model, config, tokens).aux

@@ -169,13 +169,13 @@ def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("prepare", "folder", write_source("folder", tmp_path / "source"), tmp_path / "data", "corpus.test=0.6")
-    one, two = tmp_path / "one", tmp_path / "two"
-    for run_dir, steps in ((one, 2), (two, 6)):
+    shutil.copytree(tmp_path / "data", tmp_path / "other")  # the same documents
+    runs = [tmp_path / name for name in ("one", "two", "three")]
+    for run_dir, steps, data in zip(runs, (2, 6, 2), ("data", "data", "other"), strict=True):
         limits = [f"train.max_steps={steps}", "train.evaluate_every=2"]
-        run("train", tmp_path / "data", run_dir, "preset=smoke", *limits)
-    same = shutil.copytree(one, tmp_path / "same")
+        run("train", tmp_path / data, run_dir, "preset=smoke", *limits)
     capsys.readouterr()
-    first, second, third = figures_of(tmp_path / "c.json", "compare", one, two, same, "--plot", tmp_path / "c.png")
+    first, second, third = figures_of(tmp_path / "c.json", "compare", *runs, "--plot", tmp_path / "c.png")
     table = capsys.readouterr().out
     for entry in (first, second):
         assert f"{entry['bits_per_byte']:.4f}  " in table and f"{entry['word_perplexity']:,.2f}  " in table

@@ -1,11 +1,15 @@
 """The configurations of every recipe compose and fit their model; tests/runs/test_sources.py has their figures."""
 
 import itertools
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+import recipes
 from recipes.corpora.catalogue import RECIPES
 from recipes.text import compose_config
 from waveform.engine.streams import check_sizes
@@ -17,6 +21,7 @@ from waveform.system.errors import UserError
 
 MODELS = ("compressive_transformer", "transformer_xl")
 VOCABULARY = {"enwik8": 256, "text8": 27, "wikitext103": 267_735, "pg19": 32_000, "lm1b": 793_471, "ptb": 10_000}
+STUDIES = sorted(str(name) for name in OmegaConf.load(Path(recipes.__path__[0], "conf", "studies.yaml")))
 
 
 def fits(config: dict[str, Any], *, vocab_size: int) -> Any:
@@ -41,6 +46,23 @@ def test_every_configuration_composes(recipe: str, preset: str, model: str) -> N
     assert built.tie_embeddings == (recipe in ("wikitext103", "lm1b", "ptb", "pg19"))
 
 
+@cache
+def papers_model(model: str) -> dict[str, Any]:
+    return compose_config("enwik8", ["preset=paper", f"model={model}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_study_composes_over_the_papers_model(study: str) -> None:
+    model = "transformer_xl" if study.startswith("txl_") else "compressive_transformer"
+    plain = papers_model(model)
+    config = compose_config("enwik8", ["preset=paper", f"model={model}", f"study={study}"])
+    fits(config, vocab_size=256)
+    different = {(s, name) for s in ("model", "train") for name in plain[s] if plain[s][name] != config[s][name]}
+    same_as_paper = {"none", "table5_conv", "rate_3"}
+    assert bool(different) == (study not in same_as_paper)
+
+
 def test_the_literal_study_is_algorithm_1() -> None:
     """With the paper's positions, as many as the model is wide; tests/runs/test_sources.py has its other values."""
     shared = ["preset=paper", "model.d_model=512"]
@@ -48,6 +70,21 @@ def test_the_literal_study_is_algorithm_1() -> None:
     different = {name for name, value in literal["model"].items() if value != plain["model"][name]}
     assert different == {"norm", "empty_memory", "num_position_features", "activation", "compression_init"}
     assert literal["model"]["num_position_features"] == 512 and literal["train"] == plain["train"]
+
+
+def test_figure_3_has_five_curves_that_part_in_mid_training() -> None:
+    """All learn at 3e-4 up to 15,000 iterations, whatever the preset's decay, and read 25,000 chunks of a row."""
+    late = {"lr_3e-4": (3e-4, 1), "lr_1e-7": (1e-7, 1), "lr_1e-9": (1e-9, 1), "lr_0": (0.0, 1),
+            "update_period_2": (3e-4, 2)}  # fmt: skip
+    assert {name.removeprefix("figure3_") for name in STUDIES if name.startswith("figure3")} == set(late)
+    for name, expected in late.items():
+        config = compose_config("enwik8", ["preset=paper", f"study=figure3_{name}"])
+        train: TrainConfig = typed(TrainConfig, config["train"], section="train")
+        for step in (4_000, 14_999, 15_000, train.max_steps - 1):
+            rate, period = (3e-4, 1) if step < 15_000 else expected
+            assert train.learning_rate(step, seconds=0.0) == pytest.approx(rate, rel=1e-8, abs=0.0)
+            assert train.chunks_of_update(step) == period
+        assert train.max_steps == 25_000
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -83,6 +120,7 @@ def test_penn_treebank_has_sizes_of_ours() -> None:
     config = compose_config("ptb", ["preset=dai", "model=transformer_xl"])
     assert [config["model"][name] for name in ("d_model", "num_heads", "memory")] == [380, 10, 70]
     assert config["train"]["max_steps"] == 40_000
+    assert compose_config("ptb", ["preset=paper", "model=transformer_xl"])["model"]["dropout_mask"] == "step"
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,22 @@ from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState
-from waveform.models.run_layers import KNOWN_TO_ALL
+from waveform.models.run_layers import AS_PUBLISHED, KNOWN_TO_ALL
 
-_OF_BOTH = (*KNOWN_TO_ALL, "attention_dropout", "attention", "empty_memory", "prediction")
+_OF_BOTH = {
+    **{"attention": ("reference",), "empty_memory": ("zeros",), "compressed_position": ("contiguous",)},
+    **{"prediction": ("linear",), **dict.fromkeys(("final_norm", *AS_PUBLISHED), ())},
+}
 _OF_MODEL = ("activation", "head", "tie_embeddings", "project_first", "compression")  # whose own modules are called
 CACHED = KnownSettings(
-    any_value=(*_OF_BOTH, *_OF_MODEL, "clamp_len", "input_activation", "same_length"),
-    others={"compressed_position": ("contiguous",), "norm": ("post",)},
+    (*KNOWN_TO_ALL, "attention_dropout", *_OF_MODEL, "clamp_len", "input_activation"),
+    {**_OF_BOTH, "norm": ("post",), "same_length": (True,)},
 )
-IN_KERNELS = KnownSettings(_OF_BOTH, others={"compressed_position": ("contiguous",), "compression": ("mean",)})
+_AT_DEFAULT = ("norm", "activation", "input_activation", "same_length", "clamp_len", "head", "tie_embeddings")
+IN_KERNELS = KnownSettings(
+    (*KNOWN_TO_ALL, "attention_dropout"),
+    {**_OF_BOTH, "compression": ("mean",), **dict.fromkeys((*_AT_DEFAULT, "project_first"), ())},
+)
 
 
 class CompressiveTransformerWithDecoders(CompressiveTransformer):

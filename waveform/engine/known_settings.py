@@ -1,7 +1,7 @@
 """What a fast path knows of a model's settings: an explicit list, so that it leaves alone whatever it does not know.
 
 A fast path computes what `forward` does in another form. A field that is added to a config may change what `forward`
-does when it is set; until the fast path's list names it, models that set it are computed by `forward`.
+does; until the fast path's list names it, models that have it are computed by `forward`.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,13 +16,13 @@ class KnownSettings(NamedTuple):
     """The fields of a config with which a fast path computes the same as `forward`."""
 
     any_value: Collection[str]  # whatever their value
-    others: Mapping[str, Collection[Any]] = {}  # with these values besides the default, which is known of every field
+    others: Mapping[str, Collection[Any]] = {}  # with their default, and with these values besides
 
     def unknown(self, config: Any) -> str | None:
         """The first setting of `config` that is not known, as model.field=value; None if all are."""
         for field in fields(config):
-            value = getattr(config, field.name)
-            if field.name not in self.any_value and value not in (field.default, *self.others.get(field.name, ())):
+            value, others = getattr(config, field.name), self.others.get(field.name)
+            if field.name not in self.any_value and (others is None or value not in (field.default, *others)):
                 return f"model.{field.name}={value}"
         return None
 

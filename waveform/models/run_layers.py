@@ -35,11 +35,17 @@ KNOWN_TO_ALL = (
     *("initial_values", "local_layers", "dropout", "compression_loss", "compression_gradient", "compression_init"),
     *("cutoffs", "div_value", "classes", "prediction_widening"),  # details of `head` and `prediction`
 )
+# Fields by which the authors' own code differs within a layer: no fast path knows more than their defaults.
+AS_PUBLISHED = (
+    *("memory_norm", "output_bias", "compressed_projection"),
+    *("compression_bias", "compression_overlap", "compression_padding"),
+)
+_AT_DEFAULT = ("norm", "attention", "activation", "same_length", "clamp_len", "attention_dropout", *AS_PUBLISHED)
+_AROUND = ("head", "tie_embeddings", "project_first", "prediction", "final_norm", "input_activation")
 # Kernels of whole layers; what comes before the layers and after them is torch's.
-KERNELS = KnownSettings((
-    *(*KNOWN_TO_ALL, "compression", "compressed_position", "empty_memory", "head", "tie_embeddings"),
-    *("project_first", "prediction", "final_norm", "input_activation"),
-))  # fmt: skip
+KERNELS = KnownSettings(
+    (*KNOWN_TO_ALL, "compression", "compressed_position", "empty_memory", *_AROUND), dict.fromkeys(_AT_DEFAULT, ())
+)
 
 
 class LayersOutput(NamedTuple):
