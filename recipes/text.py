@@ -51,7 +51,10 @@ def compose_config(
     Raises UserError for an unknown recipe, too.
     """
     family = _family(recipe, find_recipe(recipe).state)
-    return compose_family(family, [f"recipe={recipe}", *overrides], config_dir=config_dir, any_model=any_model)
+    config = compose_family(family, [f"recipe={recipe}", *overrides], config_dir=config_dir, any_model=any_model)
+    if config["recipe"] != recipe:
+        raise UserError(f"recipe is {config['recipe']}, but the data is of {recipe}; leave the setting out")
+    return config
 
 
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:

@@ -242,12 +242,12 @@ def _human_normalised(config: dict[str, Any], mean_return: float) -> dict[str, f
 
 def describe(entries: Sequence[dict[str, Any]]) -> str:
     """Figures of one or several runs as a table."""
-    rows = []
-    for entry in entries:
+    rows, names = [], curve_names([entry["run"] for entry in entries])
+    for name, entry in zip(names, entries, strict=True):
         error = entry["return_standard_error"]
         against = with_intervals(entry["difference_return"], entry["interval_95"], decimals=2, sign="+")
         row = {
-            "run": f"{Path(entry['run']).name} ({entry['model']})",
+            "run": f"{name} ({entry['model']})",
             "return an episode": f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
             "to the first [95% interval]": "-" if entry is entries[0] else against,
             "successes": _successes(entry),
@@ -264,7 +264,6 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
         lines.append(f"human-normalised, as in Rae et al. 2019, Figure 5: {', '.join(scores)}")
     for by, at in (("delay", "at a delay of"), ("env", "in")):
         if first[f"by_{by}"]:
-            names = [Path(entry["run"]).name for entry in entries]
             places = zip(*(entry[f"by_{by}"] for entry in entries), strict=True)
             cells = [[str(figures[0][by]), *map(_successes, figures)] for figures in places]
             lines += ["", *table([f"successes {at}", *names], cells)]

@@ -54,6 +54,8 @@ def sweep(
     pairs = list(product(*sizes))
     require_writable(json_file, option="--json")
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
+    if plot is not None and str(plot) == str(json_file):
+        raise UserError(f"--json is {json_file}, the name of the plot beside it; give another, such as sweep.json")
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:

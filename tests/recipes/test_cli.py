@@ -332,6 +332,14 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "sweep P/run --compressed 4,0",
         "the run was not trained with compressed 0, which has other parameters; give another size",
     ),
+    "draw over the figures of a sweep": (
+        "sweep P/run --memory 8 --json T/a.png",
+        "a.png, the name of the plot beside it",
+    ),
+    "train on another recipe": (
+        "train P/data T/r recipe=enwik8",
+        "recipe is enwik8, but the data is of wikitext103; leave",
+    ),
     "sample zero tokens": ("sample P/run --tokens 0", "--tokens is 0"),
     "sample text in 8 bits": ("sample P/run --int8", "--int8 is for runs on audio"),
     "sample from an empty nucleus": ("sample P/run --top-p 0", "top-p is 0"),

@@ -1,5 +1,6 @@
 """Agents by the command line: train, resume, evaluate, compare, play, and what is refused in one line."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsy
     assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_tokens_seen"] == 6 * 8 * 8
     assert (figures["schema"], figures["kind"], figures["unit"]) == (1, "environment", "step")
     assert figures_of(tmp_path / "again.json", "evaluate", runs / "ct", "--episodes", 5) == figures
-    run("compare", runs / "ct", runs / "lstm", "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
+    namesake = shutil.copytree(runs / "lstm", tmp_path / "ct")
+    run("compare", runs / "ct", namesake, "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
     table = capsys.readouterr().out
+    assert table.count(str(runs / "ct")) == table.count(str(namesake)) == 2
     assert "to the first [95% interval]" in table and "successes at a delay of" in table
     run("play", runs / "ct", "--gif", tmp_path / "e.gif", "--plot", tmp_path / "e.png", "--steps", 9)
     assert "9 steps of" in capsys.readouterr().out
