@@ -206,6 +206,7 @@ def test_int8_cost_equals_nll_and_survives_lost_data(place: Path) -> None:
     cost = int8_cost(run.model, split, vocab_size=256, window=run.window)
     tokens = middles(split)
     assert tokens is not None and tokens.shape == (1, 3249) and cost.num_samples == 1200
+    assert middles(split.cut(2)) is None and middles(split.cut(3)) is not None
     first = tokens.shape[1] // 2 // run.window * run.window  # what precedes is read, not scored
     with torch.no_grad():
         state = run.model.init_state(1, device="cpu", dtype=torch.float32)

@@ -196,6 +196,8 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
         assert head[bucket] == pytest.approx(np.mean(here == at), abs=0.02), (at, head)
         assert np.nansum(np.delete(head, bucket)) < 0.05 * np.nansum(head)
     assert found["held"][0] == 1
+    fewer = attention_on_answers(trained, tokens, distances, max_tokens=1, show_progress=False)
+    assert 0 < sum(fewer["num_answers"]) < sum(found["num_answers"])
     # Of the slots that hold compressed steps, only those at the centre of their group are as far as they seem.
     compressed = looking_back(place / "compressive_transformer", [3.0, 40.5])
     found = attention_on_answers(compressed, tokens, distances, max_tokens=10**6, show_progress=False)

@@ -34,8 +34,9 @@ def attention_on_answers(
     """Return the mean weight on the slot that holds the answer, by layer, head and distance.
 
     distances: for each of `tokens`, the steps back to the last time that the same answer stood there; 0: not an answer.
-    weight [L, H, N]: of the answers that a slot holds; None if there are none. held [N]: the share that one does: the
-    others are out of the layer's reach. If the model has nothing to look at, the figures say why.
+    max_tokens: at most how many to read, in whole utterances; the first is read anyway. weight [L, H, N]: of answers in
+    a slot; None if there are none. held [N]: the share that is in one: the others are out of the layer's reach. If the
+    model has nothing to look at, the figures say why.
     """
     if isinstance(model := attending(run), str):
         return {"absent": model}
@@ -50,7 +51,7 @@ def attention_on_answers(
     def see(layer: int, attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> None:
         seen.append((attention.weights(attended, slots).cpu(), slots))
 
-    order = range(int(np.searchsorted(np.cumsum(tokens.lengths), max_tokens, side="right")))
+    order = range(max(1, int(np.searchsorted(np.cumsum(tokens.lengths), max_tokens, side="right"))))
     with torch.inference_mode(), observe_attention(model, see):
         for dealt, _ in read_once(run, tokens, order, what="answers of", show_progress=show_progress):
             answers = _find(dealt, distances, width=width)

@@ -81,7 +81,7 @@ def middles(split: TokenSet) -> Tensor | None:
     """The middles [B, n] of the longest utterances, because recordings begin and end in silence; None if too short."""
     longest = sorted(range(len(split)), key=lambda i: -split.lengths[i])[:_STREAMS]
     length = min([_READ_STEPS + _SCORE_STEPS + 1, *(split.lengths[i] for i in longest)])
-    if not longest or length < 2:
+    if not longest or length < 3:  # two are needed to score one, and one may be read before
         return None
     rows = []
     for i in longest:
