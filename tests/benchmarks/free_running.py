@@ -1,9 +1,11 @@
 """Measures what runs sound like when they go on for long from their own samples, beside recordings joined end to end.
 
     python -m tests.benchmarks.free_running DATA RUN_DIR ... [--num 64] [--seconds 20] [--prime 0.5] [--temperature 1]
+        [--label NAME]
 
 Every stream begins from nothing, or with --prime after so many seconds of a recording of the test split, which are not
-measured. Half of the joined recordings are the reference of distances, the other half the column `real`. The last rows
+measured; with --label, streams and recordings are of that one. Half of the joined recordings, of which there
+are at most four times as many streams, are the reference of distances, the other half the column `real`. The last rows
 say whether sound drifts: level and pitch in the first and the last quarter of the streams.
 """
 
@@ -27,23 +29,27 @@ from waveform.system.console import table
 _ROWS = 16  # drawn side by side
 
 
-def recordings(folder: Path, split: str) -> tuple[AudioFormat, list[np.ndarray]]:
-    """The recordings of a split, each [n], in a random order that is always the same."""
+def recordings(folder: Path, split: str, *, label: str | None = None) -> tuple[AudioFormat, list[np.ndarray]]:
+    """The recordings of a split, or those with a label, each [n], in a random order that is always the same."""
     data = read_dataset(folder)
     tokens, audio_format = data.open_split(split), format_of(data.modality)
     order = np.random.default_rng(0).permutation(len(tokens.lengths))
-    pieces = [tokens.read(i, start=0, stop=int(tokens.lengths[i])) for i in order]
+    kept = [i for i in order if label in (None, tokens.labels[i])]
+    pieces = [tokens.read(i, start=0, stop=int(tokens.lengths[i])) for i in kept]
     return audio_format, [audio_format.decode(torch.from_numpy(piece.astype(np.uint8))).numpy() for piece in pieces]
 
 
-def draw(run: Run, *, num: int, seconds: float, primes: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
+def draw(
+    run: Run, *, num: int, seconds: float, primes: Sequence[np.ndarray], temperature: float, label: str | None = None
+) -> list[np.ndarray]:
     """Streams of a run, each [n]; `_ROWS` of them continue the same prime."""
     drawn: list[np.ndarray] = []
     while len(drawn) < num:
         prime = primes[len(drawn) // _ROWS % len(primes)] if primes else None
         rows = min(_ROWS, num - len(drawn))
         sampling = SamplingConfig(seed=len(drawn), temperature=temperature)
-        drawn += list(run.sample(num=rows, seconds=seconds, prime=prime, sampling=sampling))
+        labels = None if label is None else [label] * rows
+        drawn += list(run.sample(num=rows, seconds=seconds, prime=prime, sampling=sampling, labels=labels))
     return drawn
 
 
@@ -69,20 +75,21 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--prime", type=float, default=0, metavar="SECONDS")
     parser.add_argument("--temperature", type=float, default=1)
+    parser.add_argument("--label")
     given = parser.parse_args()
-    audio_format, train = recordings(given.data, "train")
+    audio_format, train = recordings(given.data, "train", label=given.label)
     rate = audio_format.sample_rate_hz
     joined = np.concatenate(train)
     size = round(given.seconds * rate)
-    real = list(joined[: len(joined) // size * size].reshape(-1, size))
+    real = list(joined[: len(joined) // size * size].reshape(-1, size))[: 4 * given.num]
     half = len(real) // 2
-    primes = [clip[: round(given.prime * rate)] for clip in recordings(given.data, "test")[1]] if given.prime else []
+    test = recordings(given.data, "test", label=given.label)[1]
+    primes = [clip[: round(given.prime * rate)] for clip in test] if given.prime else []
     reference = _measured(real[:half], rate)
     columns = {"real": figures(real[half:], reference, rate=rate)}
+    how = {name: vars(given)[name] for name in ("num", "seconds", "temperature", "label")}
     for name in given.runs:
-        streams = draw(
-            waveform.load(name), num=given.num, seconds=given.seconds, primes=primes, temperature=given.temperature
-        )
+        streams = draw(waveform.load(name), primes=primes, **how)
         columns[name] = figures(streams, reference, rate=rate)
     rows = [[row, *(shown(column[row]) for column in columns.values())] for row in columns["real"]]
     print("\n".join(table(["figure [95% interval]", *columns], rows)))
