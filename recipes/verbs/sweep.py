@@ -10,9 +10,8 @@ from recipes.studies.report import as_table
 from recipes.text import Text
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.scoring import EvaluateOptions, own_tokens
-from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
-from waveform.system.output import write_json
+from waveform.system.output import check_files, write_json
 from waveform.system.panels import panels
 
 
@@ -52,12 +51,10 @@ def sweep(
         for option, text in (("--compressed", compressed), ("--memory", memory))
     ]
     pairs = list(product(*sizes))
-    require_writable(json_file, option="--json")
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
-    if plot is not None and str(plot) == str(json_file):
-        raise UserError(f"--json is {json_file}, the name of the plot beside it; give another, such as sweep.json")
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")
+    check_files(json_file=json_file, plot_file=plot)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
 
         def figures(sizes: tuple[int | None, ...], of: str) -> dict[str, Any]:

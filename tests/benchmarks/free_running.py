@@ -4,9 +4,9 @@
         [--label NAME]
 
 Every stream begins from nothing, or with --prime after so many seconds of a recording of the test split, which are not
-measured; with --label, streams and recordings are of that one. Half of the joined recordings, of which there
-are at most four times as many streams, are the reference of distances, the other half the column `real`. The last rows
-say whether sound drifts: level and pitch in the first and the last quarter of the streams.
+measured; with --label, streams and recordings are of that one. Recordings are cut into clips as long as a stream, at
+most four times as many as there are streams: half of them are the reference of distances, the other half the column
+`real`. The last rows say whether sound drifts: level and pitch in the first and the last quarter of the streams.
 """
 
 from argparse import ArgumentParser
@@ -83,8 +83,8 @@ if __name__ == "__main__":
     size = round(given.seconds * rate)
     real = list(joined[: len(joined) // size * size].reshape(-1, size))[: 4 * given.num]
     half = len(real) // 2
-    test = recordings(given.data, "test", label=given.label)[1]
-    primes = [clip[: round(given.prime * rate)] for clip in test] if given.prime else []
+    test = recordings(given.data, "test", label=given.label)[1] if given.prime else []
+    primes = [clip[: round(given.prime * rate)] for clip in test]
     reference = _measured(real[:half], rate)
     columns = {"real": figures(real[half:], reference, rate=rate)}
     how = {name: vars(given)[name] for name in ("num", "seconds", "temperature", "label")}

@@ -332,10 +332,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "sweep P/run --compressed 4,0",
         "the run was not trained with compressed 0, which has other parameters; give another size",
     ),
-    "draw over the figures of a sweep": (
-        "sweep P/run --memory 8 --json T/a.png",
-        "a.png, the name of the plot beside it",
-    ),
+    "draw over the figures": ("analyse P/run --json T/a.png --plot T/x/../a.png", "would be one file, "),
+    "draw over the figures of a sweep": ("sweep P/run --memory 8 --json T/./a.png", "a.png; give --json another name"),
     "train on another recipe": (
         "train P/data T/r recipe=enwik8",
         "recipe is enwik8, but the data is of wikitext103; leave",

@@ -9,11 +9,13 @@ from waveform.system.errors import UserError
 
 
 def check_files(*, json_file: Path | str | None, plot_file: Path | None) -> None:
-    """Raises UserError for --json and --plot that cannot be written, before any work is done."""
+    """Raises UserError for --json and --plot that cannot both be written, before any work is done."""
     if plot_file is not None and plot_file.suffix.lower() != ".png":
         raise UserError(f"--plot {plot_file} is not a .png; only PNG files are drawn")
     require_writable(json_file, option="--json")
     require_writable(plot_file, option="--plot")
+    if json_file is not None and plot_file is not None and Path(json_file).resolve() == plot_file.resolve():
+        raise UserError(f"the figures and the plot would be one file, {plot_file}; give --json another name")
 
 
 def write_json(path: Path | str | None, content: Any) -> None:
