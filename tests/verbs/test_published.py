@@ -14,7 +14,7 @@ import waveform
 from tests.calling import Capsys, cli, figures_of, mistake
 from waveform.audio.corpus import catalogue
 from waveform.audio.corpus.catalogue import corpora
-from waveform.audio.corpus.published import find_published
+from waveform.audio.corpus.published import find_published, published_rows
 from waveform.engine.dataset import read_dataset
 from waveform.engine.interface import shift_right
 from waveform.speech.figures import note_of
@@ -128,8 +128,7 @@ def test_a_run_that_began_with_other_weights_is_refused(place: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["sc09", "youtubemix", "beethoven"])
-def test_rows_have_a_source_and_a_corpus(name: str) -> None:
-    figures = find_published(name)
-    assert figures.corpus in corpora() and len(figures.rows) >= 3
-    assert all("https://arxiv.org/abs/" in row["source"] for row in figures.as_json())
-    assert [row.bits for row in figures.rows] == sorted((row.bits for row in figures.rows), reverse=True)
+def test_rows_have_a_source(name: str) -> None:
+    rows = published_rows(find_published(name))
+    assert len(rows) >= 3 and all("https://arxiv.org/abs/" in row["source"] for row in rows)
+    assert [row["bits"] for row in rows] == sorted((row["bits"] for row in rows), reverse=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from waveform.audio.audio_format import differences, format_of
 from waveform.audio.corpus.prepare import DataConfig
-from waveform.audio.corpus.published import find_published
+from waveform.audio.corpus.published import find_published, published_rows, require_same
 from waveform.audio.flac import flac_bytes
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
@@ -144,15 +144,15 @@ class Speech(TokenDomain):
     def published(
         self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
     ) -> tuple[list[dict[str, Any]], EvaluateOptions]:
-        found, options = find_published(str(options.published)), replace(options, protocol=options.protocol or "clip")
+        corpus, options = find_published(str(options.published)), replace(options, protocol=options.protocol or "clip")
         for run in runs:
             folder = Path(run.config["dataset"]["path"] if data is None else data)
             tested_on = read_dataset(folder).modality if is_dataset(folder) else {}  # raw audio says nothing
-            found.require_same(
-                run.given, run.config, tested_on=tested_on, protocol=str(options.protocol), split=options.split
+            require_same(
+                corpus, run.given, run.config, tested_on=tested_on, protocol=str(options.protocol), split=options.split
             )
         self.refuse_unlike(runs, options)
-        return found.as_json(), options
+        return published_rows(corpus), options
 
 
 def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:

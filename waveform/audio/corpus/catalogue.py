@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -17,7 +17,13 @@ import yaml
 from waveform.audio.corpus.splits import Division, SplitConfig, divide_in_order, split_by_hash
 from waveform.system.errors import UserError
 
-_Entry = TypeVar("_Entry")
+
+class PublishedFigure(NamedTuple):
+    """The NLL of a model of others, in bits a sample."""
+
+    model: str
+    parameters: float | None
+    bits: float
 
 
 class _Split(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,6 +47,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     data: dict[str, Any]
     files: dict[str, int] = {}
     labels: int | None = None
+    published: dict[str, list[PublishedFigure]] = {}
 
     @property
     def settings(self) -> list[str]:
@@ -139,16 +146,11 @@ def _listed(path: Path, title: str) -> list[str]:
         raise UserError(f"cannot read {path}, which divides {title} ({error}); unpack it again") from error
 
 
-def described_in(file: str, kind: type[_Entry], *, name: str) -> Mapping[str, _Entry]:
-    """The entries of a YAML file of this package, each with its own name in the field `name`."""
-    text = (resources.files("waveform.audio.corpus") / file).read_text(encoding="utf-8")
-    return {key: msgspec.convert({name: key, **entry}, kind) for key, entry in yaml.safe_load(text).items()}
-
-
 @cache
 def corpora() -> Mapping[str, Corpus]:
     """All corpora by name."""
-    return described_in("corpora.yaml", Corpus, name="name")
+    text = (resources.files("waveform.audio.corpus") / "corpora.yaml").read_text(encoding="utf-8")
+    return {name: msgspec.convert({"name": name, **entry}, Corpus) for name, entry in yaml.safe_load(text).items()}
 
 
 def find_corpus(name: str) -> Corpus:
