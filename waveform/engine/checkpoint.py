@@ -308,11 +308,15 @@ def copy(checkpoint: Checkpoint, run_dir: Path, *, weights_only: bool) -> None:
     (folder / _COMPLETE).write_text(json.dumps({name: _digest(folder / name) for name in sorted(names)}))
 
 
-def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Load the model's weights in place. Raises UserError, naming the checkpoint, if they do not fit."""
+def restore_weights(checkpoint: Checkpoint, model: nn.Module, *, whole: bool = True) -> None:
+    """Load the model's weights in place. Raises UserError, naming the checkpoint, if they do not fit.
+
+    whole: the model has no parameters besides, which would stay as they are.
+    """
     with _unless(f"the weights in {checkpoint.folder} do not fit this model", then=""):
         like, weights = model.state_dict(), checkpoint.model_weights()
-        model.load_state_dict({name: like_parameter(value, like[name]) for name, value in weights.items()})
+        loaded = {name: like_parameter(value, like[name]) for name, value in weights.items()}
+        model.load_state_dict(loaded, strict=whole)
 
 
 def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from waveform.engine import checkpoint
 from waveform.engine.learner import Learner
 from waveform.runs.configured_model import labels_of
-from waveform.runs.folder import CONFIG_FILE, comparable, read_config, with_defaults
+from waveform.runs.folder import CONFIG_FILE, Saved, comparable, read_config, with_defaults
 from waveform.runs.named import full_name
 from waveform.runs.opened import find_saved, use_saved
 from waveform.runs.settings import differing_keys
@@ -72,31 +72,36 @@ def compose_from(
 
 def load_origin(config: dict[str, Any], learner: Learner) -> None:
     """Give a new learner the weights, and if asked for the optimiser, of its origin; errors as of `find_origin`."""
-    found = find_origin(config)
-    checkpoint.restore_weights(found, learner.module)
+    _, before, found = find_origin(config)
+    checkpoint.restore_weights(found, learner.module, whole=labels_of(before) == labels_of(config))
     if config["origin"]["optimiser"]:
         checkpoint.restore_optimiser(found, learner.optimiser)
 
 
-def find_origin(config: dict[str, Any]) -> checkpoint.Checkpoint:
-    """The checkpoint that `config`, with its section `dataset`, says that a run begins from.
+def find_origin(config: dict[str, Any]) -> Saved:
+    """What `config`, with its section `dataset`, says that a run begins from.
 
     Raises UserError if that run is gone or no longer the one that the configuration names, was trained on another kind
-    of tokens, or has no optimiser, if that is asked for.
+    of tokens or with other labels, or has no optimiser that fits, if that is asked for.
     """
     record = config["origin"]
-    _, before, found = find_saved(record["run"])
+    saved = find_saved(record["run"])
+    _, before, found = saved
     different = differing_keys(_tokens(before), _tokens(config))
     if different:
         raise UserError(
             f"{record['run']} was trained on different tokens: {'; '.join(different)}; begin without --from"
         )
     was, now = labels_of(before), labels_of(config)
-    if was != now:
-        remedy = "begin without --from" if was else "give data.labels=none, or begin without --from"
+    if was and was != now:
         raise UserError(
             f"{record['run']} was trained with {_described(was)}, and this data has {_described(now)}; a run goes on "
-            f"with the labels that it has: {remedy}"
+            "with the labels that it has: begin without --from"
+        )
+    if now and not was and record["optimiser"]:
+        raise UserError(
+            f"--from-optimiser: that of {record['run']} knows no labels, and this data has {_described(now)}; leave it "
+            "out, or give data.labels=none"
         )
     if found.weights_digest() != record["weights"]:
         raise UserError(
@@ -105,7 +110,7 @@ def find_origin(config: dict[str, Any]) -> checkpoint.Checkpoint:
         )
     if record["optimiser"] and found.progress.weights_only:
         raise UserError(f"{record['run']} was exported without its optimiser; leave out --from-optimiser")
-    return found
+    return saved
 
 
 def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any] | None]:
