@@ -16,7 +16,7 @@ from waveform.engine import learner as learner_module
 from waveform.engine import token_learner
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
-from waveform.engine.nonfinite import Diverged
+from waveform.engine.nonfinite import Diverged, Update
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
@@ -160,6 +160,14 @@ def test_bad_weights_are_not_evaluated(tokens: TokenSet, tmp_path: Path) -> None
     with pytest.raises(Diverged, match="not finite at step 2"):
         trainer.run()
     assert trainer.learner.step == 4 and read_metrics(tmp_path) == []
+
+
+def test_a_state_may_be_a_number_for_each_row(tokens: TokenSet) -> None:
+    """As that of another package's model may be: the row that went bad starts afresh if its step is skipped."""
+    finite = small_learner("wavenet", tokens, on_nonfinite="skip").finite
+    bad = Update(0, [], 1, torch.tensor([math.nan]), torch.zeros(1, 2))
+    state = finite.skip(bad, parameters=[], state=torch.tensor([1.0, math.nan]), fresh=torch.zeros(2))
+    assert state.tolist() == [1, 0]
 
 
 def test_trunk_and_compressor_are_clipped_separately(tokens: TokenSet) -> None:

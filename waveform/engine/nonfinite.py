@@ -90,7 +90,7 @@ class FiniteWatch:
         rows = ~torch.isfinite(bad.row_nats).all(dim=0).cpu()
         for tensor in state_tensors(state):
             if tensor.is_floating_point():
-                rows |= ~torch.isfinite(tensor).flatten(1).all(dim=1).cpu()
+                rows |= ~torch.isfinite(tensor[:, None]).flatten(1).all(dim=1).cpu()
         self.skipped, self.consecutive_skips = self.skipped + bad.num_chunks, self.consecutive_skips + bad.num_chunks
         if self._world.is_first or rows.any():
             where = self._where_in_data(bad)
