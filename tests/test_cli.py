@@ -241,6 +241,7 @@ def test_one_command_knows_text_too(place: Path, tmp_path: Path, capsys: Capsys)
         ("sample P/wavenet --out T/o --seed 99999999999999999999", "it must be a finite number below 2^63"),
         ("sample P/wavenet --out T/o --seed -1", "it must be a whole number from 0 to"),
         ("evaluate P/wavenet --json P/data/dataset.json/f.json", "dataset.json is a file, not a folder"),
+        ("evaluate P/wavenet --json /dev/null", "/dev/null: it is not a regular file; give the name of a file"),
         ("compare P/wavenet --json P/data/dataset.json/f.json", "dataset.json is a file, not a folder"),
         ("analyse P/wavenet --plot P/data/dataset.json/f.png", "dataset.json is a file, not a folder"),
     ],

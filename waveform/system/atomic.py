@@ -25,8 +25,9 @@ def require_writable(path: Path | str | None, *, option: str) -> None:
     if path is None:
         return
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"cannot write {option} {path}: it is a folder; give the name of a file")
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced
+        what = "a folder" if path.is_dir() else "not a regular file"
+        raise UserError(f"cannot write {option} {path}: it is {what}; give the name of a file")
     folder = next(parent for parent in path.absolute().parents if parent.exists())  # those below it will be made
     if not folder.is_dir():
         raise UserError(f"cannot write {option} {path}: {folder} is a file, not a folder; choose another folder")
