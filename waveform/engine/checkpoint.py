@@ -55,7 +55,7 @@ class TrainingProgress(msgspec.Struct, kw_only=True):
     tokens_seen: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     cursor: dict[str, Any]  # of the stream
     skipped: tuple[int, int] = (0, 0)  # steps in all, and consecutive ones up to this one
-    since_log: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # what `TrainLog` has summed
+    since_log: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # `Learner.sums`
     waited_s: Annotated[float, msgspec.Meta(ge=0, lt=1e12)] = 0.0  # for a core, since the last record
     evaluation_due: bool = False  # at this step, and not done yet
     weights_only: bool = False  # exported without what only training needs
