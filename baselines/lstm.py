@@ -2,7 +2,8 @@
 
     tokens -> embedding -> dropout -> LSTM layer -> dropout -> LSTM layer -> ... -> dropout -> head
 
-It has no window of its own: gradients flow through one `train.window` (or chunk), and `train.unroll` makes that longer.
+It has no window of its own: gradients flow through `train.unroll` windows of `train.window` tokens. Unless
+`train.window` is set it is the chunk, and `train.unroll` above 1 then matters only if an update has several chunks.
 
 Shape letters: B rows, T steps, L layers, D width of embeddings, h and c.
 """
