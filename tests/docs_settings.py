@@ -78,11 +78,12 @@ def page() -> str:
     lines = [HEAD]
     for title, group, classes in SECTIONS:
         named: set[str] = set()  # in this section; a class before gives the rules
+        left_out = ("split", *(DECIDED_BY_DATA if group == "model" else ()))
         lines += [f"## {title}", "", "| setting | default | must be | what it is |", "| --- | --- | --- | --- |"]
         for cls in classes:
             said, types = comments(cls), get_type_hints(cls, include_extras=True)
             for field in fields(cls):
-                if field.name not in cls.__annotations__ or field.name in (*DECIDED_BY_DATA, "split", *named):
+                if field.name not in cls.__annotations__ or field.name in (*left_out, *named):
                     continue
                 named.add(field.name)
                 rule = "; ".join(rule.remedy.removeprefix("it must be ") for rule in rules_of(types[field.name]))

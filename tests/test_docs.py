@@ -89,6 +89,8 @@ def run(command: str, place: Path, monkeypatch: MonkeyPatch) -> None:
 
 def test_the_settings_are_what_their_command_writes() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == page()
+    (help_text,) = (verb.epilog for verb in recipes.cli.VERBS if verb.name == "prepare")
+    assert set(re.findall(r"corpus\.\w+", help_text)) <= set(quoted(page()))
 
 
 def test_every_section_has_files_and_commands() -> None:

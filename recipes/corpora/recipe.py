@@ -20,13 +20,13 @@ class CorpusConfig:
     """Settings of `prepare`."""
 
     check: bool = True  # refuse whatever differs from the published corpus; false: accept it, for example a slice
-    tokens: str | None = None  # one of the recipe's other tokens, as subwords for `folder`; null: the recipe's own
+    tokens: str | None = None  # another kind that the recipe has, such as subwords for `folder`; null: its own
     # Subwords, if the text yields that many. The tokenizer makes a table of this size at once; no published vocabulary
     # has a million words.
     vocab_size: Annotated[int, whole_number(257, 2**20)] = 32_000
     vocabulary: str | None = None  # file with the words or symbols of a published model
-    valid: float = 0.05  # share of a corpus that has no splits
-    test: float = 0.05
+    valid: float = 0.05  # share held out for validation, if the corpus has no splits of its own
+    test: float = 0.05  # the same for testing
     gutenberg: bool = False  # cut off the licence of Project Gutenberg around each file
     replaced_words: str | None = None  # file of words, one a line, each of which becomes <DW>
 

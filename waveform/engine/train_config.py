@@ -36,12 +36,12 @@ class BaseTrainConfig:
     # resumed run is not bit-identical to an uninterrupted one.
     max_steps: Annotated[int | None, _LIMIT] = 100_000
     max_seconds: _Limit = None  # stop after so much time spent on training itself; null: no limit
-    count_waiting: bool = True  # whether time in which training waits for a core that other programs use counts
+    count_waiting: bool = True  # whether training time includes waiting for a core that other programs use
     batch_size: _Count = 32  # rows (streams) over all processes
     chunk: Annotated[int, whole_number(1, _MAX_CHUNK)] = 3840  # tokens of each row in one step
     unroll: _Count = 1  # windows through which gradients flow (BPTT)
     lr: _Positive = 3e-4  # peak learning rate of Adam
-    lr_floor: _FromZero = 1e-6  # at which warm-up begins and the cosine ends
+    lr_floor: _FromZero = 1e-6  # learning rate at which warm-up begins and the cosine ends
     beta2: _Share = 0.999  # decay of Adam's second moment
     warmup_steps: _Steps = 4000
     decay_steps: _Steps | None = None  # cosine length; null: what max_steps leaves; if that is null too, max_seconds
@@ -121,12 +121,13 @@ class TrainConfig(BaseTrainConfig):
     window: Annotated[int, whole_number(1)] | None = None
     # when a row's state starts afresh
     state: Annotated[str, one_of("carry", "utterance", "chunk")] = "utterance"
-    loss_share: _Part = 1.0  # of a window, its last part, whose loss is learned from (half: Dai et al. 2019, Table 6)
+    loss_share: _Part = 1.0  # share of a window, its last part, that is learned from (half: Dai et al. 2019, Table 6)
     label_dropout: _Share = 0.1  # share of the labels that training reads as unknown, so that sampling needs none
     update_period: _Count = 4  # chunks per update late in training
-    update_period_from: _Steps = 60_000  # step at which that begins
+    update_period_from: _Steps = 60_000  # step from which update_period holds
     evaluate_every: _Count = 1000  # steps
-    evaluate_every_seconds: _Limit = None  # of training itself, besides evaluate_every; null: by steps alone
+    # seconds of training itself, besides evaluate_every; null: by steps alone
+    evaluate_every_seconds: _Limit = None
     # about how much of the validation split is scored, in pieces that are spread evenly over it, each from empty
     # memories; null: all; 0: no evaluation
     evaluate_tokens: _Steps | None = 2_000_000

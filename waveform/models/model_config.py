@@ -23,7 +23,7 @@ class ModelConfig:
     _: KW_ONLY
     # none: as published; linear: the input and the head know what linear filters expect (models/linear_prediction.py)
     prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
-    # With prediction=linear: what coefficient i of a filter is multiplied with, to the power of i. A lower one widens
+    # With prediction=linear: coefficient i of a filter is multiplied by this to the power of i. A lower value widens
     # resonances, which a model sharpens when it goes on from its own samples; filters alone then predict a little worse
     prediction_widening: Annotated[float, PART] = 0.994
     # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is

@@ -54,18 +54,21 @@ class TransformerConfig(LargeVocabularyConfig):
     dropout: Annotated[float, BELOW_1] = 0.0
 
     # How published Transformer-XLs differ from this model: what their weights need (`python -m recipes import`).
+
     activation: Annotated[str, one_of(*ACTIVATIONS)] = "gelu"  # gelu | relu: of the feed-forward network
     same_length: bool = False  # every query sees `memory` steps, itself included, instead of its window and all memory
     clamp_len: _Slots = 0  # steps, the largest distance that positions tell apart; 0: no limit
     attention_dropout: Annotated[float, BELOW_1] = 0.0  # of attention weights
-    project_first: bool = False  # an adaptive head's first cluster has a projection too, another one than the input's
+    project_first: bool = False  # an adaptive head projects its first cluster too, with weights of its own
 
     # How the authors' own code differs (study=sonnet; docs/papers.md).
-    memory_norm: Annotated[str, one_of("read", "stored")] = "read"  # when the attention's norm before it is applied
+
+    # read: the norm before attention is applied whenever memory is read; stored: once, before memory stores its result
+    memory_norm: Annotated[str, one_of("read", "stored")] = "read"
     final_norm: bool = True  # whether there is a norm after the last layer, unless norm=post
-    output_bias: bool = False  # of the attention's output projection
-    input_activation: Annotated[str, one_of("none", "relu")] = "none"  # relu: of a token's vector and a bias
-    initial_values: Annotated[str, one_of("default", "sonnet")] = "default"
+    output_bias: bool = False  # whether the attention's output projection has a bias
+    input_activation: Annotated[str, one_of("none", "relu")] = "none"  # relu: of the sum of a token's vector and a bias
+    initial_values: Annotated[str, one_of("default", "sonnet")] = "default"  # sonnet: as the authors' code draws them
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,10 +110,12 @@ class CompressiveTransformerConfig(TransformerConfig):
     # mean: a convolution starts as mean pooling; random: as torch's layers start
     compression_init: Annotated[str, one_of("mean", "random")] = "mean"
 
-    # Of the authors' own code, as above
-    compressed_projection: Annotated[str, one_of("shared", "own")] = "shared"  # W_R and v of compressed slots
-    compression_bias: bool = True  # of convolutions, and of the auto-encoder's; pools have none
-    compression_overlap: _Slots = 0  # steps that a group has beyond its own, from the next
+    # How the authors' own code differs, as above
+
+    # own: compressed slots have their own W_R and v; shared: those of memory
+    compressed_projection: Annotated[str, one_of("shared", "own")] = "shared"
+    compression_bias: bool = True  # whether convolutions have biases, the auto-encoder's too; pools have none
+    compression_overlap: _Slots = 0  # steps of the next group that a group reads too
     compression_dilations: list[int] = field(default_factory=lambda: [1, 2])  # of compression=dilated, in steps
     # Whether dilated convolutions keep the number of steps; false: their kernels are 2, and steps are lost
     compression_padding: bool = True
