@@ -35,7 +35,7 @@ Nothing is downloaded; an error names what was expected and where it is publishe
 """
 _IMPORT_EPILOG = """\
 CHECKPOINT is a folder with model.safetensors, pytorch_model.bin or model.pt (or that file), beside a config.json with
-mem_len, clamp_len and the like, in the layout of Hugging Face's TransfoXLLMHeadModel or of kimiyoung's code. Nothing in
+mem_len, clamp_len and the like, in the layout of Hugging Face's TransfoXLLMHeadModel or of kimiyoung's code. No code in
 it is run. The words are read from DATA_DIR, else from --vocabulary, else from CHECKPOINT's vocab.json or vocab.txt.
 
   python -m recipes prepare wikitext103 SOURCE data/wt103 corpus.vocabulary=CHECKPOINT/vocab.txt
@@ -43,8 +43,8 @@ it is run. The words are read from DATA_DIR, else from --vocabulary, else from C
   python -m recipes evaluate runs/published
 
 Without --data there is a vocabulary but no text, so the run can only be sampled from.
-settings, any number: model.memory=400 model.clamp_len=400 preset=small train.batch_size=4 train.lr=1e-5, the last for
-training that continues
+settings, any number: model.memory=400 model.clamp_len=400; for training that continues, preset=small
+train.batch_size=4 train.lr=1e-5
 """
 _RECIPE = Argument("recipe", f"{', '.join(RECIPES)}, or one of an installed package", metavar="RECIPE")
 
@@ -110,7 +110,7 @@ VERBS = (
             RUN_DIR,
             path("--gif", "draw it as a moving picture", dest="gif_file", metavar="FILE.gif"),
             plot("draw its steps side by side"),
-            number("--steps", "at most so many (default 60)", dest="num_steps"),
+            number("--steps", "at most this many (default 60)", dest="num_steps"),
             ENV,
             DEVICE,
         ),
@@ -136,7 +136,7 @@ VERBS = (
             number("--seeds", "runs of each setting (default 1; of recall 3)"),
             number("--jobs", "runs at a time, which share the CPU (default 2)"),
             ROWS,
-            Argument("--agents", "of figure5: train these alone (default all)", nargs="+", metavar="NAME"),
+            Argument("--agents", "of figure5: train only these (default all)", nargs="+", metavar="NAME"),
             ENVS,
             path("--json", "write the figures there (default OUT_DIR/NAME.json)", dest="json_file", metavar="FILE"),
             plot("draw them there (default OUT_DIR/NAME.png)"),
@@ -172,7 +172,7 @@ VERBS = (
     ),
     Verb(
         "topics",
-        "what a folder of texts is about: topics by latent Dirichlet allocation",
+        "find what a folder of texts is about: topics by latent Dirichlet allocation",
         "recipes.verbs.topics:topics",
         (
             path("source", "a folder or archive of .txt files, a document each", metavar="SOURCE"),

@@ -49,7 +49,7 @@ RUN_VERBS = (
                 dest="run",
                 metavar="RUN_DIR",
             ),
-            switch("--from-optimiser", "take over its optimiser state too", dest="optimiser"),
+            switch("--from-optimiser", "with --from: take over the other run's optimiser state too", dest="optimiser"),
             switch(
                 "--print-config",
                 "print the resolved configuration and stop; SOURCE may be a recipe's name",
@@ -112,7 +112,7 @@ RUN_VERBS = (
     ),
     Verb(
         "sample",
-        "generate audio into WAV files or stdout, or play it, as it is drawn; or print text",
+        "generate audio: into WAV files, to stdout, or played as it is drawn; or print text",
         OF_DOMAIN,
         (
             common.RUN_DIR,
@@ -140,7 +140,7 @@ RUN_VERBS = (
             switch("--int8", "8-bit weights on a CPU: faster; prints what it costs in NLL"),
             Argument("--prompt", "of text: what to continue (default: nothing)", metavar="TEXT|FILE"),
             number("--documents", "of text: continue N held-out documents instead"),
-            number("--prefix", "tokens of each that are read (default 512)"),
+            number("--prefix", "with --documents: tokens of each that are read (default 512)"),
             common.SPLIT,
             number("--tokens", "of text: how many (default 512)", dest="num_tokens"),
             common.DEVICE,
@@ -157,7 +157,7 @@ RUN_VERBS = (
             path("file", "a new file, or folder", metavar="FILE"),
             Argument(
                 "--format",
-                "zip: one file (default); hub: a folder with a model card and sounds, as model hubs know it",
+                "zip: one file (default); hub: a folder with a model card and sounds, as model hubs expect it",
                 choices=("zip", "hub"),
             ),
             Argument("--licence", "for the card: its identifier, for example cc-by-4.0", metavar="ID"),
@@ -194,10 +194,10 @@ RUN_VERBS = (
         "waveform.verbs.race:race",
         (
             _SOURCE,
-            path("out_dir", "a run folder of each model and seed; resumed", metavar="OUT_DIR"),
+            path("out_dir", "gets a run folder for each model and seed; continued if it exists", metavar="OUT_DIR"),
             Argument(
                 "--models",
-                "default: compressive_transformer transformer_xl, and of audio wavenet",
+                "default: compressive_transformer transformer_xl, and for audio wavenet",
                 nargs="+",
                 metavar="NAME",
             ),
@@ -211,7 +211,7 @@ RUN_VERBS = (
     ),
     Verb(
         "analyse",
-        "where runs attend, how they compress, how far back they look, what carried state saves",
+        "show where runs attend, how they compress, how far back they look, and what carried state saves",
         "waveform.verbs.analyse:analyse",
         (
             common.RUN_DIRS,
@@ -232,28 +232,23 @@ RUN_VERBS = (
         "write a page to read and to listen to: samples beside real data, NLL, attention, settings",
         "waveform.verbs.report:report",
         (
-            path("run_dirs", "several stand side by side", nargs="*", metavar="RUN_DIR"),
+            path("run_dirs", "runs to show side by side", nargs="*", metavar="RUN_DIR"),
             path("--out", "the page (default report.html)", metavar="FILE.html"),
             path(
                 "--listen",
-                "further runs, at the same rate, of which only sounds are shown; linear-prediction: what it draws "
-                "alone",
+                "further runs, at the same rate, of which only sounds are shown; linear-prediction: what the "
+                "predictors draw alone",
                 nargs="+",
                 metavar="RUN_DIR",
             ),
             number("--num", "sounds of each run at each temperature (default 2)"),
             decimal("--seconds", "length of each sound (default 2)", metavar="S"),
-            number("--real", "recordings, whose beginnings every run continues (default 4)"),
-            decimal(
-                "--temperatures",
-                "of sounds: default 1 0.9; the first one for continuations too",
-                nargs="+",
-                metavar="T",
-            ),
-            number("--quality", "measure figures of quality by N sounds of each run (default 0: none)"),
+            number("--real", "recordings whose beginnings every run continues (default 4)"),
+            decimal("--temperatures", "of audio: default 1 0.9; continuations use the first", nargs="+", metavar="T"),
+            number("--quality", "of audio: measure the quality of N sounds of each run (default 0: none)"),
             number("--documents", "of text: held-out documents that every run continues (default 3)"),
-            number("--prefix", "tokens of each that are read (default 512)"),
-            common.TEMPERATURE,
+            number("--prefix", "of text: tokens of each document that are read (default 512)"),
+            decimal("--temperature", "of text (default 1)", metavar="T"),
             common.SEED,
             common.DATA,
             common.SPLIT,
@@ -267,7 +262,7 @@ RUN_VERBS = (
             common.DEVICE,
             path(
                 "--ratings",
-                "ratings that a page's blind mode exported: print each run's mean with its interval, and write no page",
+                "files that the page's blind mode exported: print each run's mean with its interval, and write no page",
                 nargs="+",
                 metavar="FILE",
                 instead="waveform.report_page.ratings:rate",
@@ -283,7 +278,7 @@ VERBS = (
         "turn a folder of audio into a data set of tokens (8-bit mu-law at the paper's rate by default), with a report",
         "waveform.verbs.prepare:prepare",
         (
-            path("audio_dir", "wav, flac, ogg, opus, mp3, aiff, in any folder", metavar="AUDIO_DIR"),
+            path("audio_dir", "a folder, nested or not, of wav, flac, ogg, opus, mp3, aiff", metavar="AUDIO_DIR"),
             path("data_dir", "created, or brought up to date", metavar="DATA_DIR"),
             Argument(
                 "--corpus",
@@ -293,7 +288,7 @@ VERBS = (
             switch("--partial", "with --corpus: a part of it is enough"),
             Argument(
                 "--executor",
-                "work on the files on this Dask cluster, whose workers must see both folders under the same paths",
+                "decode the files on this Dask cluster, whose workers must see both folders under the same paths",
                 metavar="dask://HOST:PORT",
             ),
             common.overrides(
@@ -306,14 +301,14 @@ VERBS = (
     *RUN_VERBS,
     Verb(
         "serve",
-        "a page on which sounds are drawn while you listen, of runs on audio (default: those that come with waveform)",
+        "serve a page on which runs on audio draw sounds while you listen (default: the runs that come with waveform)",
         "waveform.verbs.serve:serve",
         (
-            path("run_dirs", "several can be chosen from", nargs="*", metavar="RUN_DIR"),
+            path("run_dirs", "the runs to choose from on the page", nargs="*", metavar="RUN_DIR"),
             number("--port", "default 8000; 0: a free one"),
             Argument("--host", "default 127.0.0.1, which only this machine reaches", metavar="NAME"),
-            decimal("--max-seconds", "of a sound (default 60)", metavar="S"),
-            number("--clients", "that listen at once (default 2)"),
+            decimal("--max-seconds", "longest sound (default 60)", metavar="S"),
+            number("--clients", "most listeners at once (default 2)"),
             common.DEVICE,
         ),
     ),

@@ -37,8 +37,9 @@ MEMORIES = (
 )
 PROTOCOL = Argument(
     "--protocol",
-    "reset state at each utterance or document, at each chunk, or never; clip: at each clip of data.piece_samples, as "
-    "published figures have it (default: of audio utterance, or chunk if trained so; of text as in training)",
+    "when state is reset: utterance, at each utterance or document; chunk, at each chunk; carry, never; clip, at each "
+    "clip of data.piece_samples, as for published figures (default of audio: utterance, or chunk if it was trained so; "
+    "of text: as in training)",
     choices=("utterance", "chunk", "carry", "clip"),
 )
 ROWS = number("--rows", "cut the split into N pieces, each from empty memories: faster, a bit worse")
@@ -53,14 +54,14 @@ SCORING = (
     number("--stride", "move the window of a model without memory by N tokens at a time, and score the last N"),
     switch(
         "--published-words",
-        "word-level perplexity divides by the number of words that the papers do (Rae et al. 2019, Table 2)",
+        "of pg19: compute word-level perplexity with the paper's numbers of words (Rae et al. 2019, Table 2)",
     ),
 )
-TEMPERATURE = decimal("--temperature", "below 1: safer; 0: the likeliest (default 1)", metavar="T")
+TEMPERATURE = decimal("--temperature", "below 1: safer; 0: always the likeliest (default 1)", metavar="T")
 SEED = number("--seed", "of the samples (default 0)")
 # Whether and how samples are drawn to measure how they sound
 QUALITY = (
-    switch("--quality", "of audio: also draw samples, and measure them beside clips and noise"),
+    switch("--quality", "of audio: also draw samples, and measure them beside real clips and noise"),
     number("--num", "with --quality: samples of each run (default 16)"),
     decimal("--seconds", "with --quality: of each (default 2)", metavar="S"),
     TEMPERATURE,
@@ -79,8 +80,8 @@ ENVS = Argument(
 )
 # What agents play
 PLAYING = (
-    number("--episodes", "that an agent plays (default 256)"),
-    number("--delays", "of object matching: also evaluate where every corridor takes N steps", nargs="+"),
+    number("--episodes", "of agents: how many to play (default 256)"),
+    number("--delays", "of object matching: also evaluate with corridors that take N steps", nargs="+"),
     ENV,
     ENVS,
 )
