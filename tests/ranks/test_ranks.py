@@ -172,6 +172,10 @@ def _work(world: World, folder: Path) -> None:
             figures = _figures(_trainer(name, case, where, world, **train).learner, dynamic=dynamic)
             if world.is_first:
                 torch.save(figures, where / "figures.pt")
+    by_clock = _trainer(*RESUMED, folder / "by_clock", world, max_steps=None, max_seconds=2.2)
+    by_clock.learner.seconds = 2.0 + rank * 0.05  # no two processes measure the same
+    by_clock.run()
+    torch.save(dict(by_clock.learner.module.state_dict()), folder / f"by_clock_{rank}.pt")
     for kind in ("none", "fsdp"):
         for name, case in FEW[:4]:
             counts = _count_sent(name, case, folder / f"sent-{name}-{case}-{kind}-{rank}", world, kind=kind)
@@ -218,6 +222,13 @@ def test_law_8_ranks_give_what_one_process_gives(size: int, kind: str, again: bo
         torch.testing.assert_close(together["evaluation"], expected, rtol=1e-6, atol=0)
         assert together["evaluation"]["counts"].tolist() == LENGTHS
         assert ("dynamic nats" in together["evaluation"]) == (kind == "none" and (name, case) in FEW[:4])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_have_one_learning_rate_if_it_follows_the_clock(size: int, jobs: Path) -> None:
+    first, *others = (torch.load(jobs / str(size) / f"by_clock_{rank}.pt") for rank in range(size))
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["none", "fsdp"])

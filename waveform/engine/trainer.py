@@ -140,7 +140,10 @@ class Trainer:
         evaluation remains due.
         """
         learner, config = self.learner, self.config
-        finished, stopped_by, evaluates = self.world.largest(self.share >= 1, self._stop.number, self._evaluation_due)
+        finished, stopped_by, evaluates, microseconds = self.world.largest(
+            self.share >= 1, self._stop.number, self._evaluation_due, round(learner.seconds * 1e6)
+        )
+        learner.seconds = microseconds / 1e6  # the learning rate may follow the clock: one clock, or ranks drift apart
         if finished or stopped_by:
             self._end(stopped_by)
         elif evaluates:
