@@ -17,7 +17,9 @@ class Observation:
 
     @property
     def dtype(self) -> type[np.generic]:
-        return np.float32 if self.kind == "vector" else np.uint8
+        if self.kind == "vector":
+            return np.float32
+        return np.uint8 if self.num_values <= 256 else np.int32
 
 
 class Outcome(NamedTuple):

@@ -44,6 +44,8 @@ class GymnasiumEnvironments:
         self._envs = [_make(name, options or {}) for _ in rows]
         first = self._envs[0]
         self.observation, self._shown = _observation(name, first.observation_space)
+        space = first.observation_space if self._shown is None else first.observation_space[self._shown]
+        self._first_value = int(getattr(space, "start", 0))  # of a Discrete one
         actions = first.action_space
         if type(actions).__name__ != "Discrete":
             raise UserError(f"env={name} has actions of the kind {actions}; agents choose one of several (Discrete)")
@@ -94,7 +96,8 @@ class GymnasiumEnvironments:
     def _seen(self, observation: Any) -> np.ndarray:
         """One observation, of the part that agents see."""
         part = observation if self._shown is None else observation[self._shown]
-        return np.asarray(part).astype(self.observation.dtype).reshape(self.observation.shape)
+        shown = np.asarray(part) - self._first_value
+        return shown.astype(self.observation.dtype).reshape(self.observation.shape)
 
     def state(self) -> Sequence[np.ndarray]:
         """The episode's number, its steps [N], its actions [N, limit] and what it was paid [N]."""
@@ -165,6 +168,6 @@ def _observation(name: str, space: Any) -> tuple[Observation, str | None]:
     if np.issubdtype(space.dtype, np.integer) and np.prod(shape) <= _LARGEST_GRID and len(shape) < 4:
         highest = int(space.high.max())
         if highest < 256 and space.low.min() >= 0:
-            most = _GRID_VALUES if space.dtype == np.uint8 else 256
-            return Observation("grid", (int(np.prod(shape)),), min(highest + 1, most)), shown
+            says_nothing = highest == 255 and space.dtype == np.uint8
+            return Observation("grid", (int(np.prod(shape)),), _GRID_VALUES if says_nothing else highest + 1), shown
     raise UserError(f"env={name} shows observations of the kind {space}; {_KINDS}")

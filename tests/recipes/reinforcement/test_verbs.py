@@ -227,6 +227,29 @@ class TestGymnasium:
         environments = GymnasiumEnvironments("own_levels:Own-v0", seed=0, rows=np.arange(2))
         assert environments.observation.kind == "vector" and environments.begin().shape == (2, 4)
 
+    @pytest.mark.parametrize(
+        "space, shown, seen",
+        [
+            ({"n": 500}, 499, 499),
+            ({"n": 5, "start": -2}, -2, 0),
+            ({"low": 0, "high": 100, "shape": (1,), "dtype": np.uint8}, [100], 100),
+        ],
+    )
+    def test_no_two_observations_are_seen_as_one(self, space: dict[str, Any], shown: Any, seen: int) -> None:
+        import gymnasium
+
+        class Shows(gymnasium.Env[Any, Any]):
+            action_space = gymnasium.spaces.Discrete(2)
+            observation_space: Any = (gymnasium.spaces.Discrete if "n" in space else gymnasium.spaces.Box)(**space)
+
+            def reset(self, **_: Any) -> Any:
+                return np.array(shown), {}
+
+        gymnasium.registry.pop("Shows-v0", None)
+        gymnasium.register("Shows-v0", Shows, disable_env_checker=True)
+        environments = GymnasiumEnvironments("Shows-v0", seed=0, rows=np.arange(1))
+        assert environments.begin().tolist() == [[seen]] and environments.observation.num_values > seen
+
     def test_a_table_of_numbers_is_seen_as_one_vector(self, tmp_path: Path) -> None:
         import gymnasium
         from gymnasium.wrappers import FrameStackObservation
