@@ -180,6 +180,11 @@ class SubwordTokenizer(TextTokenizer):
             yield np.array(encoding.ids, dtype=np.int32)
 
     def encode_prompt(self, text: str) -> np.ndarray:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # a byte of the command line that is not UTF-8
+            wrong = text[error.start]
+            raise UserError(f"the prompt contains {wrong!r}, which this run does not know; leave it out") from error
         return np.array(self._tokenizer.encode(text).ids, dtype=np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -75,6 +75,8 @@ def test_subwords_are_learned_the_same_each_time(subwords: SubwordTokenizer, tmp
     assert subwords.vocab_size == 400
     text = " ".join(sentences(20, seed=5))
     assert len(subwords.encode_prompt(text)) < 0.6 * len(text)
+    with pytest.raises(UserError, match=r"the prompt contains '\\udcff', which this run does not know"):
+        subwords.encode_prompt("a \udcff")  # as Python has a byte of the command line that is not UTF-8
 
 
 def test_bytes_and_characters(tmp_path: Path) -> None:
