@@ -104,7 +104,9 @@ def _label(entry: dict[str, Any]) -> str:
 def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Return the comparison as a table's header and rows, in the order given."""
     first = entries[0]
-    metrics = [first["headline"], *(name for name in UNITS if name in first and name != first["headline"])]
+    # Runs of several recipes with one vocabulary may have no metric in common.
+    by_rank = dict.fromkeys([first["headline"], *UNITS])
+    metrics = [name for name in by_rank if all(name in entry for entry in entries)]
     names = [UNITS[name] for name in metrics]
     header = ["run", *names, "nats/token", "to the first [95% interval]", "parameters", "trained on"]
     rows = []
