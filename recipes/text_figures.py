@@ -8,6 +8,7 @@ from typing import Any
 from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.episodes import is_recall, read_distances
 from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
+from recipes.plots import curve_names
 from waveform.domain import Metrics
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
@@ -97,8 +98,8 @@ def describe(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _label(entry: dict[str, Any]) -> str:
-    return Path(entry["run"]).name
+def _labels(entries: Sequence[dict[str, Any]]) -> list[str]:
+    return curve_names([entry["run"] for entry in entries])
 
 
 def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -110,13 +111,13 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     names = [UNITS[name] for name in metrics]
     header = ["run", *names, "nats/token", "to the first [95% interval]", "parameters", "trained on"]
     rows = []
-    for entry in entries:
+    for label, entry in zip(_labels(entries), entries, strict=True):
         against = "-"
         if entry is not first:
             against = with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
         rows.append(
             [
-                f"{_label(entry)} ({entry['model']})",
+                f"{label} ({entry['model']})",
                 *(f"{entry[name]:,.2f}" if name.endswith("perplexity") else f"{entry[name]:.4f}" for name in metrics),
                 f"{entry['nats_per_token']:.4f}",
                 against,
@@ -161,9 +162,9 @@ def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
     """Return Table 7 as header and rows: a line of perplexities for each run, then one of its gain over the first."""
     buckets = list(entries[0]["perplexity_by_frequency"])
     rows = []
-    for entry in entries:
+    for label, entry in zip(_labels(entries), entries, strict=True):
         by_bucket = [f"{entry['perplexity_by_frequency'][bucket]['perplexity']:,.2f}" for bucket in buckets]
-        rows.append([_label(entry), *by_bucket, f"{entry['perplexity']:,.2f}"])
+        rows.append([label, *by_bucket, f"{entry['perplexity']:,.2f}"])
         if entry is not entries[0]:
             gains = entry["relative_gain_over_first"]
             rows.append(["  gain over the first", *(f"{gain:+.1%}" for gain in gains.values())])
@@ -172,7 +173,7 @@ def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
 
 def _distances(entries: Sequence[dict[str, Any]]) -> list[str]:
     buckets = entries[0]["bits_by_distance"]
-    header = ["steps", *(_label(entry) for entry in entries)]
+    header = ["steps", *_labels(entries)]
     rows = [
         [f"{bucket['from']} to {bucket['to']}", *(f"{entry['bits_by_distance'][i]['bits']:.3f}" for entry in entries)]
         for i, bucket in enumerate(buckets)

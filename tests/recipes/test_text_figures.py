@@ -9,3 +9,4 @@ def test_runs_of_two_recipes_are_compared_by_what_both_have() -> None:
     first = {**known, "run": "a/run", "headline": "bits_per_byte", "word_perplexity": 3.0}
     header, rows = rows_of([first, {**known, "run": "b/run", "headline": "bits_per_character"}])
     assert header[:3] == ["run", "bits per byte", "nats/token"] and [row[1] for row in rows] == ["2.0000", "2.0000"]
+    assert [row[0] for row in rows] == ["a/run (lstm)", "b/run (lstm)"]  # the folders have one name
