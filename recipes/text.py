@@ -150,8 +150,8 @@ class Text(TokenDomain):
         protocols = sorted({self.protocol(run, options) for run in runs})
         if len(protocols) > 1:
             raise UserError(
-                f"these runs were trained with train.state={' and '.join(protocols)} and would be scored so; name one "
-                "for all of them with --protocol"
+                f"these runs were trained with train.state={' and '.join(protocols)} and would be scored so; compare "
+                "them with --protocol, or cut the text for all of them with --rows, which report has too"
             )
 
     def protocol(self, run: TrainedRun, options: EvaluateOptions) -> str:
