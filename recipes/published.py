@@ -87,7 +87,13 @@ def read_published(checkpoint: Path, *, first_input: int) -> Published:
     tensors = _read_tensors(path)
     for layout in LAYOUTS:
         if f"{layout.trunk}word_emb.emb_layers.0.weight" in tensors:
-            return _Reader(path, tensors, layout, settings).read(first_input)
+            try:
+                return _Reader(path, tensors, layout, settings).read(first_input)
+            except (RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:  # torch's, of shapes
+                reason = " ".join(str(error).split())[:200]
+                raise UserError(
+                    f"{path} has a tensor of another shape than a Transformer-XL's: {reason}; get the file again"
+                ) from error
     raise UserError(
         f"{path} is not a Transformer-XL in a known layout: it has neither transformer.word_emb.emb_layers.0.weight "
         "(Hugging Face's TransfoXLLMHeadModel) nor word_emb.emb_layers.0.weight (kimiyoung's MemTransformerLM)"

@@ -197,6 +197,18 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         WEIGHTS | {"transformer.layers.1.dec_attn.o_net.weight": torch.ones(4, 16)},
         "does not fit model=transformer_xl: size mismatch for layers.1.attention.output.weight: copying a param",
     ),
+    **{
+        f"{name} of shape {shape}": (
+            WEIGHTS | {f"transformer.{name}": torch.ones(shape)},
+            "a tensor of another shape than",
+        )
+        for name, shape in {
+            "layers.0.dec_attn.r_net.weight": (16,),
+            "layers.0.dec_attn.qkv_net.weight": (1, 16),
+            "word_emb.emb_layers.0.weight": (),
+            "word_emb.emb_layers.2.weight": (4,),
+        }.items()
+    },
     "code": ({"weight": RunsCode()}, "opening it could run code"),
     "no names": ([torch.ones(2)], "holds something other than named tensors"),
     "words": (b"words", "cannot read weights from"),
