@@ -17,7 +17,7 @@ from recipes.reinforcement.evaluation import in_env
 from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.catalogue import Study
 from recipes.studies.children import StudyConfig
-from recipes.studies.report import TEST, Config, Figures, Report, Runs, as_table
+from recipes.studies.report import TEST, Config, Figures, Report, Runs, as_table, slots
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.errors import UserError
 
@@ -70,9 +70,10 @@ def _by_agent(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]
     """Settings of each agent: `overrides`, with what they say of memories as it applies to its model, and its own."""
     sized = [override for override in overrides if override.partition("=")[0] in _MEMORIES]
     others = [override for override in overrides if override not in sized]
-    model = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))["model"]
-    slots = [f"model.window={model['window']}", f"model.memory={model['memory'] + model['compressed']}"]
-    sizes = {_CT: sized, "model=transformer_xl": slots if sized else [], "model=lstm": []}
+    config = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))
+    as_many = slots(config, "memory") + slots(config, "compressed")
+    txl = [f"model.window={config['model']['window']}", f"model.memory={as_many}"]
+    sizes = {_CT: sized, "model=transformer_xl": txl if sized else [], "model=lstm": []}
     return {label: (*others, *sizes[chosen[0]], *chosen) for label, chosen in VARIANTS.items()}
 
 

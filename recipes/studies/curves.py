@@ -9,7 +9,7 @@ import numpy as np
 
 from recipes.metrics import UNITS
 from recipes.plots import save_recall
-from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs, as_table
+from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs, as_table, slots
 from waveform.engine.metrics import read_metrics
 from waveform.runs.folder import read_config
 from waveform.runs.statistics import mean_and_interval, shown
@@ -97,9 +97,8 @@ class BySize(Report):
     published_as: str  # what these are
 
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        model = config["model"]
-        sizes = self.sizes[model["name"]]
-        tried = ",".join(map(str, sizes.scaled(model[sizes.field])))
+        sizes = self.sizes[config["model"]["name"]]
+        tried = ",".join(map(str, sizes.scaled(slots(config, sizes.field))))
         return {SIZES: ["sweep", f"--{sizes.field}", tried]}
 
     def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:

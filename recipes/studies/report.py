@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from waveform.system.console import table
+from waveform.system.errors import UserError
 
 TEST, SIZES = "test", "sizes"  # what `evaluate` and `sweep` found
 Config = Mapping[str, Any]  # resolved, as in a run's config.yaml
@@ -17,6 +18,14 @@ Runs = Mapping[str, Sequence[Figures]]
 def as_table(rows: Sequence[Mapping[str, str]], *below: str) -> str:
     """Rows as text, which all have the columns of the first, and lines below them."""
     return "\n".join([*table(list(rows[0]), [list(row.values()) for row in rows]), *below])
+
+
+def slots(config: Config, field: str) -> int:
+    """A size of memory that a study scales. Raises UserError for a list, of which it would have no shares."""
+    size = config["model"][field]
+    if isinstance(size, list):
+        raise UserError(f"model.{field} is {size}; a study needs one number for all layers")
+    return int(size)
 
 
 class Report(ABC):

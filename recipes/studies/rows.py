@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recipes.metrics import UNITS
-from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs, as_table
+from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs, as_table, slots
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.panels import COLOURS, panels
 
@@ -41,9 +41,9 @@ class Rows(Report):
         model = config["model"]
         if not self.by_attention:
             return {_VALID: ["evaluate", "--split", "valid"], TEST: ["evaluate"]}
-        if model["memory"] == 0:
+        if (memory := slots(config, "memory")) == 0:
             return {TEST: ["evaluate", "--stride", str(max(1, model["window"] // _STRIDE))]}
-        sizes = ",".join(str(max(1, round(share * model["memory"]))) for share in _LONGER)
+        sizes = ",".join(str(max(1, round(share * memory))) for share in _LONGER)
         return {TEST: ["evaluate"], SIZES: ["sweep", "--memory", sizes]}
 
     def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:

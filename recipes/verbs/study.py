@@ -9,7 +9,7 @@ from typing import Any
 from recipes.reinforcement import AGENTS_STUDY
 from recipes.studies.catalogue import Study, find_study
 from recipes.studies.children import Children, Run, StudyConfig
-from recipes.studies.report import Config, Figures, Report
+from recipes.studies.report import Config, Figures
 from recipes.text import compose_config
 from waveform.engine import checkpoint
 from waveform.engine.dataset import Dataset, read_dataset
@@ -59,6 +59,7 @@ def study(
     own = {label: chosen.settings(label, preset) for label in chosen.variants}
     # Composed at once, so that a wrong setting is refused before anything is trained.
     configs = {k: compose(recipe, [*given, *each], config_dir=config.config_dir) for k, each in own.items()}
+    commands = {label: chosen.report.commands(each) for label, each in configs.items()}
     seeds = range(config.seeds or chosen.seeds)
     children = Children(config.jobs)
     options = ["--config-dir", str(config.config_dir)] if config.config_dir is not None else []
@@ -67,7 +68,7 @@ def study(
         label, seed = run
         folder = out_dir / f"{label}-{seed}"
         children.call("train", source, str(folder), *given, *own[label], f"seed={seed}", *options)
-        files = _scored(chosen.report, folder, configs[label], rows=config.rows, children=children)
+        files = _scored(commands[label], folder, configs[label], rows=config.rows, children=children)
         say(f"{folder}: trained and scored")
         return chosen.report.read(folder, files)
 
@@ -104,7 +105,9 @@ def _recipe(data: Dataset, chosen: Study, *, name: str) -> str:
     return recipe
 
 
-def _scored(report: Report, folder: Path, config: Config, *, rows: int | None, children: Children) -> Mapping[str, Any]:
+def _scored(
+    commands: Mapping[str, Sequence[str]], folder: Path, config: Config, *, rows: int | None, children: Children
+) -> Mapping[str, Any]:
     """What the study needs to know of a trained run, scored now unless the run's folder has it.
 
     A file's name tells which command made it, of which step, so that one of another is not taken for it.
@@ -113,7 +116,7 @@ def _scored(report: Report, folder: Path, config: Config, *, rows: int | None, c
     assert found is not None
     where = ["--device", device] if (device := config["train"]["device"]) else []
     scores = {}
-    for name, (verb, *options) in report.commands(config).items():
+    for name, (verb, *options) in commands.items():
         options += [] if rows is None else ["--rows", str(rows)]
         path = folder / f"{verb}-{found.step}-{hashlib.sha256(' '.join(options).encode()).hexdigest()[:8]}.json"
         if not path.exists():

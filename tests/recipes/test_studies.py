@@ -222,6 +222,7 @@ def test_every_study_ends_with_a_table_and_a_picture(
         ("recall", [], "needs data prepared as recall"),
         ("figure3", [], "limit the steps, for example train.max_steps=1000"),
         ("table8", ["--rows", 0], "--rows is 0"),
+        ("table8", ["preset=smoke", "model.memory=[16,8]"], "model.memory is [16, 8]; a study needs one number"),
         ("table8", ["train.lrr=1"], "train.lrr"),
         ("table5", ["--jobs", 1 << 40], f"--jobs is {1 << 40}; it must be a whole number from 1 to 65536"),
     ],
