@@ -13,6 +13,7 @@ from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs, a
 from waveform.engine.metrics import read_metrics
 from waveform.runs.folder import read_config
 from waveform.runs.statistics import mean_and_interval, shown
+from waveform.system.errors import UserError
 from waveform.system.panels import COLOURS, panels
 
 _BEGINNING = 0.1  # share of the steps whose fall is cut off in the picture, or nothing else would be seen
@@ -168,6 +169,8 @@ class InTraining(Report):
 
     def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:
         logged = [record for record in read_metrics(run_dir) if record["kind"] == "train"]
+        if not logged:
+            raise UserError(f"{run_dir} has no record of training to draw; train anew with a lower train.log_every")
         return {
             **scores[TEST],
             "train_steps": [record["step"] for record in logged],
@@ -177,6 +180,8 @@ class InTraining(Report):
     def summarise(self, runs: Runs) -> dict[str, Any]:
         first = next(iter(runs.values()))[0]
         headline = first["headline"]
+        # Of runs that a limit of time ended, some have more records.
+        shortest = {label: min(len(run["train_steps"]) for run in seeds) for label, seeds in runs.items()}
         return {
             "headline": headline,
             "recipe": first["recipe"],
@@ -185,8 +190,8 @@ class InTraining(Report):
                 label: {
                     "train_bits_at_the_end": mean_and_interval([_at_the_end(run) for run in seeds]),
                     headline: mean_and_interval([run[headline] for run in seeds]),
-                    "train_steps": seeds[0]["train_steps"],
-                    "train_bits": np.mean([run["train_bits"] for run in seeds], axis=0).tolist(),
+                    "train_steps": seeds[0]["train_steps"][: shortest[label]],
+                    "train_bits": np.mean([run["train_bits"][: shortest[label]] for run in seeds], axis=0).tolist(),
                 }
                 for label, seeds in runs.items()
             },

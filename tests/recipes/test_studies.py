@@ -14,6 +14,7 @@ from recipes.studies.rows import Row, Rows
 from recipes.text import compose_config
 from tests.recipes.calling import mistake, run
 from tests.recipes.conftest import Calls
+from waveform.system.errors import UserError
 
 
 def composed(name: str, overrides: list[str]) -> dict[str, dict[str, Any]]:
@@ -142,13 +143,19 @@ def test_a_row_is_the_best_of_its_candidates_on_validation() -> None:
     assert report.table(summary).splitlines()[2].split()[-1] == "0.9"
 
 
-def test_training_is_averaged_over_its_last_tenth() -> None:
+def test_training_is_averaged_over_its_last_tenth(tmp_path: Path) -> None:
     steps = list(range(10, 201, 10))
     known = {"headline": "bits_per_byte", "recipe": "folder", "bits_per_byte": 3.0, "train_steps": steps}
     seeds = [known | {"train_bits": [100.0] * 18 + [first, second]} for first, second in ((1.0, 3.0), (5.0, 7.0))]
     entry = InTraining({}, "").summarise({"label": seeds})["variants"]["label"]
     assert entry["train_bits_at_the_end"]["seeds"] == [2, 6]
     assert entry["train_bits"] == [100] * 18 + [3, 5]
+    seeds[1] |= {"train_steps": [*steps, 210], "train_bits": [*seeds[1]["train_bits"], 9.0]}  # it came further
+    entry = InTraining({}, "").summarise({"label": seeds})["variants"]["label"]
+    assert entry["train_bits"] == [100] * 18 + [3, 5] and entry["train_steps"] == steps
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"no record of training to draw; train anew with a lower train\.log_every"):
+        InTraining({}, "").read(tmp_path, {"test": known})
 
 
 def read(path: Path) -> Any:
