@@ -1,5 +1,6 @@
 """Opens what a user has (a folder, a single file, or a zip or tar archive) as named files that are read in blocks.
 
+Hidden files are left out: a Mac adds one to its archives for every file (__MACOSX/._NAME).
 Nothing is unpacked to disk, and never more than a block is held in RAM.
 """
 
@@ -10,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from waveform.system.errors import UserError
@@ -91,19 +92,22 @@ def open_source(path: Path) -> Source:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in PurePosixPath(name).parts)
+
+
 def _folder(path: Path) -> Source:
-    """All files of a folder, nested ones by their relative path, except hidden ones."""
-    files = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
-    shown = {name.as_posix(): file for name, file in files.items() if not any(p.startswith(".") for p in name.parts)}
-    return Source(
-        path, {name: file.stat().st_size for name, file in shown.items()}, lambda name: shown[name].open("rb")
-    )
+    """All files of a folder, nested ones by their relative path."""
+    files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+    sizes = {name: file.stat().st_size for name, file in files.items() if not _is_hidden(name)}
+    return Source(path, sizes, lambda name: files[name].open("rb"))
 
 
 def _zip(path: Path) -> Source:
     archive = zipfile.ZipFile(path)
     entries = sorted(archive.infolist(), key=lambda entry: entry.filename)
-    return Source(path, {entry.filename: entry.file_size for entry in entries if not entry.is_dir()}, archive.open)
+    shown = [entry for entry in entries if not (entry.is_dir() or _is_hidden(entry.filename))]
+    return Source(path, {entry.filename: entry.file_size for entry in shown}, archive.open)
 
 
 def _tar(path: Path) -> Source:
@@ -119,4 +123,4 @@ def _tar(path: Path) -> Source:
         assert file is not None
         return file
 
-    return Source(path, {name: members[name].size for name in sorted(members)}, open_)
+    return Source(path, {name: members[name].size for name in sorted(members) if not _is_hidden(name)}, open_)

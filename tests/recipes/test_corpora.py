@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import tarfile
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -171,6 +172,18 @@ def test_a_folder_is_split_by_file_and_names_decide(tmp_path: Path) -> None:
         share = sum((source / file).stat().st_size for file in found[name]) / total
         assert 0.08 < share <= 0.2
     assert files_of("folder", source, config) == found
+
+
+def test_hidden_files_are_left_out(tmp_path: Path) -> None:
+    names = ["a.txt", ".b.txt", "__MACOSX/._a.txt", ".git/c.txt"]
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as zipped, tarfile.open(tmp_path / "texts.tgz", "w:gz") as tarred:
+        for name in names:
+            (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "texts" / name).write_text("words")
+            zipped.write(tmp_path / "texts" / name, name)
+            tarred.add(tmp_path / "texts" / name, f"./{name}")
+    for source in ("texts", "texts.zip", "texts.tgz"):
+        assert open_source(tmp_path / source).texts == ["a.txt"]
 
 
 def test_no_split_is_empty_with_one_large_file(tmp_path: Path) -> None:

@@ -164,6 +164,8 @@ class EvaluateOptions:
 
     def __post_init__(self) -> None:
         check_rules(self)
+        if not self.dynamic and (self.dynamic_lr is not None or self.dynamic_optimiser != "sgd"):
+            raise UserError("--dynamic-lr and --dynamic-optimiser are of dynamic evaluation; give --dynamic too")
 
     def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
         """Dynamic evaluation, if chosen, with training's clip norm and auxiliary weight. Raises UserError."""

@@ -1,6 +1,7 @@
 """Files that a user named on the command line, written in one step and in a new folder if need be."""
 
 import json
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ def check_files(*, json_file: Path | str | None, plot_file: Path | None) -> None
         raise UserError(f"--plot {plot_file} is not a .png; only PNG files are drawn")
     require_writable(json_file, option="--json")
     require_writable(plot_file, option="--plot")
-    if json_file is not None and plot_file is not None and Path(json_file).resolve() == plot_file.resolve():
+    if json_file is not None and plot_file is not None and realpath(json_file) == realpath(plot_file):
         raise UserError(f"the figures and the plot would be one file, {plot_file}; give --json another name")
 
 
@@ -25,7 +26,10 @@ def write_json(path: Path | str | None, content: Any) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file in one step, in a new folder if need be. Raises UserError if it cannot be written."""
+    """Write a file, or what a link leads to, in one step, in a new folder if need be.
+
+    Raises UserError if it cannot be written.
+    """
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, content)
+    write_file(Path(realpath(path)), content)
