@@ -120,6 +120,7 @@ def test_recordings_begin_with_speech() -> None:
         ("CT CT", "is named twice"),
         ("CT --listen CT", "is named twice"),
         ("CT --listen CT/nosuch", "no such run folder"),
+        ("--listen CT", "name at least one run folder"),
         ("CT --num -1", "--num is -1"),
         ("CT --quality 2", "--quality is 2; it must be at least 3"),
         ("CT --seconds 0", "seconds is 0"),

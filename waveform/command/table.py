@@ -94,7 +94,7 @@ class Verb:
 
     def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str, dict[str, type]]:
         """The function to call, what messages call the runs that it is for, and the dataclasses that it asks for."""
-        runs = values.get("run_dirs") or values.get("listen") or [run for run in (values.get("run_dir"),) if run]
+        runs = values.get("run_dirs") or [run for run in (values.get("run_dir"),) if run]
         if self.asks:
             domain = _load("waveform.domain:domain_of_runs")(runs)
             return _load(self.function), domain.runs, {name: getattr(domain, of) for name, of in self.asks.items()}
