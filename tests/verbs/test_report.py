@@ -129,6 +129,7 @@ def test_recordings_begin_with_speech() -> None:
         ("CT --tokens 0", "--tokens is 0"),
         ("CT --out CT", "it is a folder"),
         ("CT --out CT/config.yaml", "config.yaml exists, and is not a page that report wrote; give another"),
+        ("CT --json ./report.html", "the figures and the page would be one file, report.html; give --json another"),
         ("CT/nosuch", "no such run folder"),
     ],
 )

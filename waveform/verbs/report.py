@@ -16,6 +16,7 @@ from waveform.report_page.page import Page, require_each_once, require_page, set
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import ScoredRun, display_names
 from waveform.system.atomic import require_writable
+from waveform.system.errors import UserError
 from waveform.system.output import write_json
 from waveform.verbs.compare import entries_of, open_runs
 
@@ -40,6 +41,8 @@ def report(
     run_dirs, out = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs), Path(out)
     require_page(out)
     require_writable(json_file, option="--json")
+    if json_file is not None and Path(json_file).resolve() == out.resolve():
+        raise UserError(f"the figures and the page would be one file, {out}; give --json another name")
     domain = domain_of_runs(run_dirs)
     contents = contents or domain.report_contents()
     require_each_once([*run_dirs, *contents.listen])
