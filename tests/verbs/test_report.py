@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from pytest import MonkeyPatch
 
 from tests.calling import Capsys, cli, figures_of, mistake, prepared_tones, settings
 from waveform.audio.audio_format import AudioFormat
@@ -72,11 +73,13 @@ def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: Capsys) -> No
     assert figures["by_place"][0]["edges"][:3] == [0, 240, 480]
 
 
-def test_runs_that_are_only_listened_to(place: Path, tmp_path: Path) -> None:
-    page, other = tmp_path / "a.html", str(place / "other")
-    options = ["--real", 1, "--num", 1, "--seconds", 0.05, "--temperatures", 1, "--listen", other]
+def test_runs_that_are_only_listened_to(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    page, other, alike = tmp_path / "a.html", str(place / "other"), "compressive_transformer"
+    monkeypatch.chdir(tmp_path)
+    Path(alike).symlink_to(place / NAME)  # called like the model of the run with figures
+    options = ["--real", 1, "--num", 1, "--seconds", 0.05, "--temperatures", 1, "--listen", other, alike]
     figures = figures_of(tmp_path / "f.json", "report", place / "ct", "--out", page, *options)
-    html, row = page.read_text(), ["compressive_transformer", other]
+    html, row = page.read_text(), ["compressive_transformer", other, f"{alike} (--listen)"]
     assert re.findall(r'data-label="(.*?)"', html) == ["real speech", *row, *row]
     assert [entry["model"] for entry in figures["comparison"]] == ["compressive_transformer"]
     assert "model.num_stacks" not in html

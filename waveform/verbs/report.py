@@ -66,6 +66,7 @@ def report(
             print(domain.format_table(entries))
         names = display_names(entries)
         named = dict(zip(names, runs, strict=True))
+        others = {f"{name} (--listen)" if name in named else name: run for name, run in others.items()}
         attention = world.share(
             [partial(_attention, run, tokens, label=name, show_progress=shown) for name, run in named.items()]
         )
