@@ -17,6 +17,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.scoring import EvaluateOptions, ScoredRun
+from waveform.runs.settings import typed
 from waveform.runs.speeds import warnings_of
 from waveform.runs.statistics import interval_over_utterances, mean_and_interval, with_intervals
 from waveform.system.console import table
@@ -76,6 +77,7 @@ def race(
     for model in models:
         request = TrainRequest(data, overrides=[f"model={model}", *overrides], config_dir=config_dir)
         configs.append(domain.compose(request))
+        typed(domain.train_config, configs[-1]["train"], section="train")  # refuses a training without an end
         settings[model] = [f"model={model}", *_looks(configs[-1]["train"]), *overrides]
     seeds = [configs[0]["seed"] + i for i in range(entrants.seeds)]
     for seed in seeds:
