@@ -286,7 +286,7 @@ def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: Capsys)
         ("sample plain --out o --label ann", "was trained without labels, so it has no 'ann'; leave it"),
         ("sample plain --out o --label each", "was trained without labels"),
         ("sample run --out o --label bob", "has no label 'bob'; the nearest are bob b. (of 3)"),
-        ("sample run --out - --label each", "take one sound"),
+        ("sample run --out - --label each", "take one sound, not 3; give"),
         ("prepare audio new data.labels=missing.csv", "cannot read data.labels=missing.csv"),
         ("train data new data.labels=missing.csv", "was prepared with data.labels=folder; leave the setting"),
         ("train data new model.num_labels=4", "unknown setting 'model.num_labels'"),

@@ -263,9 +263,9 @@ def test_what_cannot_be_heard_is_refused_before_any_work(
     run_dir: Path, tmp_path: Path, sound_device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
-    assert "--num is 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)
+    assert "take one sound, not 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)
     assert "--raw is for --out -" in mistake(["sample", run_dir, "--out", tmp_path, "--raw"], capsys)
-    assert "--num is 2" in mistake(["sample", run_dir, "--play", "--out", tmp_path, "--num", "2"], capsys)
+    assert "take one sound, not 2" in mistake(["sample", run_dir, "--play", "--out", tmp_path, "--num", "2"], capsys)
     assert "give --out DIR" in mistake(["sample", run_dir], capsys)
     terminal, other = os.openpty()
     with os.fdopen(other, "w") as stdout, monkeypatch.context() as patch:

@@ -56,7 +56,7 @@ class Output:
         if self.folder is not None and is_dataset(self.folder):
             raise UserError(f"--out {self.folder} is a prepared data set; give another folder")
         if self.is_live and num > 1:
-            raise UserError(f"--num is {num}, but --play and --out - take one sound; give only --out DIR for several")
+            raise UserError(f"--play and --out - take one sound, not {num}; give only --out DIR for several")
         if self.is_piped and sys.stdout.isatty():
             raise UserError("--out - would print sound on the terminal; pipe it to a player, such as `| aplay`")
 
