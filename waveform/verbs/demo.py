@@ -39,12 +39,16 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     Writes data/, one run folder per model, report.html, comparison.json, samples/*.wav and demo.png. Sounds are
     those of the bundled runs too, which learned for longer, and on the page of linear prediction alone. After an
     interruption, calling it again continues.
-    overrides: settings for all three trainings. Raises UserError if `out_dir` contains anything else.
+    overrides: settings for all three trainings. Raises UserError if one names a model, and if `out_dir` contains
+    anything else.
     """
     out_dir = Path(out_dir)
     others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
     if others and not is_dataset(out_dir / "data"):
         raise UserError(f"--out {out_dir} is not empty; give a new folder")
+    for override in overrides:
+        if override.startswith("model="):
+            raise UserError(f"{override}: the demo trains {', '.join(Speech.race_models)}; leave it out")
     runs = {out_dir / model: [f"model={model}", "preset=demo", *overrides] for model in Speech.race_models}
     for settings in runs.values():
         device = typed(SpeechTrainConfig, compose_config(settings)["train"], section="train").device
