@@ -384,6 +384,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("train T/none T/r", ["no such folder", "none"]),
     ("train T/ T/r", ["is empty"]),
     ("prepare CODE T/d", ["no audio"]),
+    ("prepare P/audio T/d seed=3", ["seed=3 is for training; prepare reads the settings of data: leave it out"]),
     ("train P/data T/r train.max_step=3", ["train.max_step", "did you mean", "train.max_steps"]),
     ("train P/data T/r seed=abc", ["seed", "abc"]),
     ("train P/data T/r train.lr=fast", ["train.lr", "fast"]),

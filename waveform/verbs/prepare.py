@@ -36,6 +36,9 @@ def prepare(
     published = None if corpus is None else find_corpus(corpus)
     if partial and published is None:
         raise UserError("--partial is for a part of a published corpus; name it with --corpus")
+    for override in overrides:
+        if override.lstrip("+").partition("=")[0].partition(".")[0] in ("model", "train", "seed"):
+            raise UserError(f"{override} is for training; prepare reads the settings of data: leave it out")
     if published is not None:
         for override in overrides:
             if override.startswith("data.split.") and (published.is_divided or override.startswith("data.split.by")):
