@@ -416,6 +416,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("train P/data P/audio", ["contains other files"]),
     ("sample P/audio --out T/o", ["is not a run"]),
     ("evaluate P/wavenet --memory 5", ["no 'memory'"]),
+    ("evaluate P/wavenet --dynamic-lr 0.1", ["--dynamic-lr", "give --dynamic too"]),
+    ("evaluate P/wavenet --stride 4 --protocol chunk", ["--stride", "--protocol", "give only one"]),
     ("analyse P/transformer_xl --tokens 100", ["--tokens 100", "at least 128"]),
     ("analyse P/wavenet --tokens 0", ["--tokens", "at least 1"]),
     ("analyse P/wavenet --json T/", ["--json", "is a folder"]),

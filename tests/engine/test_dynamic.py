@@ -106,8 +106,6 @@ def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
 def test_mistakes(token_set: MakeTokens) -> None:
     with pytest.raises(UserError, match="--dynamic-optimiser is 'lbfgs'; choose sgd, adam or continued"):
         EvaluateOptions(dynamic_optimiser="lbfgs")
-    with pytest.raises(UserError, match="--dynamic-lr and --dynamic-optimiser are of dynamic evaluation"):
-        EvaluateOptions(dynamic_lr=0.1)
     model, window = small_model("wavenet")
     with pytest.raises(UserError, match="diverged"):
         dynamically(model, token_set([80]), window=window, optimiser="sgd", lr=1e300, clip_norm=1e9)
