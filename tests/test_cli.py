@@ -1,5 +1,6 @@
 """`waveform` as a user meets it: every verb on synthesised audio; every mistake is one line, with exit code 2."""
 
+import io
 import json
 import math
 import os
@@ -281,6 +282,13 @@ def test_closed_stdout_does_no_harm() -> None:
     command = f"exec '{sys.executable}' -m waveform train --help >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_that_are_not_utf8_are_printed(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    with io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict") as out:  # as in the locale en_US.UTF-8
+        monkeypatch.setattr("sys.stdout", out)
+        cli("sample", place / "wavenet", "--out", tmp_path / "\udcff", "--seconds", 0.001)
+        assert isinstance(out.buffer, io.BytesIO) and b"/\\udcff/wavenet_step6" in out.buffer.getvalue()
 
 
 def test_a_pipe_closed_by_its_reader_is_not_an_error(capsys: Capsys, monkeypatch: MonkeyPatch) -> None:

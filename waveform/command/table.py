@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from waveform.command.outcome import run_with_outcome
-from waveform.system.console import replace_closed
+from waveform.system.console import escape_what_stdout_lacks, replace_closed
 from waveform.system.cpu import set_defaults
 from waveform.system.errors import UserError
 from waveform.system.rules import COUNTABLE
@@ -184,6 +184,7 @@ def run_command(
     name: of the command in its messages; program: in its help.
     """
     replace_closed()
+    escape_what_stdout_lacks()
     parse = parser(program, description, verbs)
     args, rest = parse.parse_known_args(arguments)
     given = dict(vars(args))

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import TextIO
 
 
@@ -39,6 +40,12 @@ def replace_closed() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def escape_what_stdout_lacks() -> None:
+    """Have stdout escape what its encoding lacks, such as bytes of a name that are not UTF-8, as stderr does."""
+    if isinstance(sys.stdout, TextIOWrapper):  # not a replacement by a Python caller
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def drop(stream: int) -> None:
