@@ -109,7 +109,7 @@ def assert_draws_equal_single_steps(
         tokens = drawn[-1]
 
 
-@pytest.mark.parametrize("variant", ["adaptive-tied", "tied"])
+@pytest.mark.parametrize("variant", ["adaptive-tied", "max-tied"])
 def test_decoders_that_step_with_torch_draw_with_the_kernel(variant: str) -> None:
     model = laws.Case("compressive_transformer", variant).build().float()
     for config in (DrawConfig(), DrawConfig(temperature=0.8, top_k=8, top_p=0.9)):
