@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def report(
     run_dirs, out = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs), Path(out)
     require_page(out)
     require_writable(json_file, option="--json")
-    if json_file is not None and Path(json_file).resolve() == out.resolve():
+    if json_file is not None and realpath(json_file) == realpath(out):
         raise UserError(f"the figures and the page would be one file, {out}; give --json another name")
     domain = domain_of_runs(run_dirs)
     contents = contents or domain.report_contents()
