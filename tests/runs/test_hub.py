@@ -136,7 +136,7 @@ def test_a_run_on_text_keeps_its_vocabulary(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(
-    hub: Path, tmp_path: Path, capsys: Capsys
+    hub: Path, speech: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     cli("sample", "hf://o/n", "--out", tmp_path / "wav", "--seconds", "0.01")
     assert f"hf://o/n@{_COMMIT} will always mean this one" in capsys.readouterr().out
@@ -145,6 +145,9 @@ def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(
     assert "always mean" not in capsys.readouterr().out
     (one,), (other,) = (list((tmp_path / name).iterdir()) for name in ("wav", "again"))
     assert one.read_bytes() == other.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    cli("evaluate", "hf://o/n", "--data", speech / "audio")
+    assert [path.name.endswith(".prepared") for path in tmp_path.iterdir()].count(True) == 1  # not in ./hf:/o
 
 
 def test_a_name_that_no_hub_has_is_one_line(hub: Path, capsys: Capsys) -> None:

@@ -16,6 +16,7 @@ from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.runs.folder import CONFIG_FILE, read_config
+from waveform.runs.hub import is_hub_name
 from waveform.runs.named import is_bundled, temporary_folder
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import own_tokens
@@ -154,8 +155,9 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
     # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.
     config = replace(config, **vars(audio_format), labels=None, num_workers=None)
+    run_dir = Path(run.given.name) if is_hub_name(run.given) else run.given  # raw audio is prepared beside it
     try:
-        dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
+        dataset = open_data(data, run_dir=run_dir, config=config, world=World(), show_progress=show_progress)
     except UserError as error:
         if "data." not in str(error):
             raise
