@@ -105,13 +105,19 @@ def test_the_card_says_what_the_user_said_and_what_was_measured(speech: Path, pl
     assert config["dataset"]["path"] == "" and str(speech) not in str(config)
 
 
-def test_the_card_of_a_bundled_run_states_its_licence(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "licence", "source"),
+    [("speech-en", "cc-by-sa-3.0", "recordings by Allison Smith"), ("speech-voices", "gpl-2.0", "fillets-ng-data-nl")],
+)
+def test_the_card_of_a_bundled_run_states_its_licence(
+    name: str, licence: str, source: str, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
     monkeypatch.setattr(Speech, "examples", lambda self, run: {})
-    cli("export", "speech-en", tmp_path / "hub", "--format", "hub", "--language", "en-us")
+    cli("export", name, tmp_path / "hub", "--format", "hub", "--language", "en-us")
     card = (tmp_path / "hub" / "README.md").read_text()
     about = yaml.safe_load(card.split("---")[1])
-    assert (about["license"], about["language"]) == ("cc-by-sa-3.0", "en-us")
-    assert "Licence: cc-by-sa-3.0." in card and "recordings by Allison Smith" in card
+    assert (about["license"], about["language"]) == (licence, "en-us")
+    assert f"Licence: {licence}." in card and source in card
 
 
 def test_verbs_read_the_folder_as_they_do_the_run(speech: Path, place: Path, tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import pytest
 import yaml
 from pytest import MonkeyPatch
 
+import waveform
 from recipes.cli import main as recipes
 from tests.calling import Capsys, cli, config_of, figures_of, mistake
 from tests.faults.hostile_runs import edit_config
 from tests.faults.small_runs import SETTINGS
 from tests.recipes.calling import mistake as recipes_mistake
 from waveform.audio.demo_speech import demo_speech_dir
+from waveform.audio.demo_voices import demo_voices_dir
 from waveform.cli import main
 from waveform.engine import checkpoint
 from waveform.runs import archive, named
@@ -102,7 +104,6 @@ def test_a_bundled_run_is_scored_on_the_bundled_speech(
 ) -> None:
     assert {path.name for path in demo_speech_dir().iterdir()} == {"train", "valid", "test"}
     monkeypatch.setattr(speech_data, "demo_speech_dir", lambda: speech / "audio")
-    speech_data._prepared_demo_speech.cache_clear()
     own = figures_of(Path("own.json"), "evaluate", speech / "run")
     capsys.readouterr()
     evaluated = figures_of(Path("bundled.json"), "evaluate", bundled)
@@ -111,7 +112,18 @@ def test_a_bundled_run_is_scored_on_the_bundled_speech(
         assert evaluated[field] == own[field]
     (valid,) = figures_of(Path("compared.json"), "compare", bundled, "--split", "valid")
     assert valid["num_utterances"] == 1
-    speech_data._prepared_demo_speech.cache_clear()
+
+
+def test_a_bundled_run_with_labels_is_scored_on_the_bundled_voices(capsys: Capsys) -> None:
+    run = waveform.load("speech-voices")
+    tokens = speech_data.open_split(run, data=None, split="test")
+    assert capsys.readouterr().out == "speech-voices: on the test recordings of the bundled voices\n"
+    assert len(tokens) == 6 and 18 < tokens.num_tokens / 24_000 < 19
+    assert sorted({*map(str, tokens.labels)}) == run.labels
+    attribution = (demo_voices_dir().parent / "README.md").read_text()
+    for needed in ("fillets-ng-data-nl", "Danihelka", "General Public License, version 2", "11 kHz"):
+        assert needed in attribution
+    assert "Version 2, June 1991" in (demo_voices_dir().parent / "LICENSE").read_text()
 
 
 def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: Capsys) -> None:
@@ -321,6 +333,6 @@ def test_the_bundled_runs_make_sound(name: str, tmp_path: Path, monkeypatch: Mon
 def test_there_are_bundled_runs_and_the_page_names_them() -> None:
     names = named.bundled_names()
     page = (named.BUNDLED / "README.md").read_text(encoding="utf-8")
-    assert names == ["speech-en", "speech-en-transformer-xl", "speech-en-wavenet"]
+    assert names == ["speech-en", "speech-en-transformer-xl", "speech-en-wavenet", "speech-voices"]
     assert all(f"`{name}`" in page for name in names)
-    assert sum(path.stat().st_size for path in named.BUNDLED.glob("*.zip")) < 8e6
+    assert sum(path.stat().st_size for path in named.BUNDLED.glob("speech-en*.zip")) < 8e6

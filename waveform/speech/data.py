@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from waveform.audio.audio_format import differences, format_of
-from waveform.audio.corpus.labels import NONE
+from waveform.audio.corpus.labels import FOLDER, NONE
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.demo_speech import demo_speech_dir
+from waveform.audio.demo_voices import demo_voices_dir
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
+from waveform.runs.configured_model import labels_of
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.hub import is_hub_name
 from waveform.runs.named import is_bundled, temporary_folder
@@ -128,26 +130,27 @@ def require_audio(modality: dict[str, Any], place: Path | str) -> None:
 
 
 @cache
-def _prepared_demo_speech() -> Path:
-    """The data set of the bundled speech, which stays until this process ends."""
+def _prepared(recordings: Path, labels: str) -> Path:
+    """The data set of bundled recordings, which stays until this process ends."""
     folder = temporary_folder()
-    prepare(demo_speech_dir(), folder, show_progress=False)
+    prepare(recordings, folder, config=DataConfig(labels=labels), show_progress=False)
     return folder
 
 
 def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
     """The tokens of a split of the run's own data set, or of another (prepared first if it is raw audio).
 
-    Of a bundled run, which comes without its data: those of the bundled speech, whose validation and test recordings
-    it has not learned from. Raises UserError for a damaged shard, which it names, and if the data is gone or of another
-    kind.
+    Of a bundled run, which comes without its data: those of the bundled speech, or of the bundled voices if it knows
+    labels. It has not learned from their validation and test recordings. Raises UserError for a damaged shard, which it
+    names, and if the data is gone or of another kind.
     """
     if data is None:
         if not is_bundled(run.given):
             return own_tokens(run, split=split)
-        data = _prepared_demo_speech()
+        voices = bool(labels_of(run.config))
+        data = _prepared(demo_voices_dir(), FOLDER) if voices else _prepared(demo_speech_dir(), NONE)
         if show_progress:
-            say(f"{run.given}: on the {split} recordings of the bundled speech")
+            say(f"{run.given}: on the {split} recordings of the bundled {'voices' if voices else 'speech'}")
     data = Path(data)
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")

@@ -56,13 +56,13 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     say(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}")
     prepare(demo_speech_dir(), out_dir / "data", show_progress=show_progress)
 
-    run_dirs = list(runs)
+    run_dirs, bundled = list(runs), [name for name in bundled_names() if name.startswith("speech-en")]  # of this voice
     say("2/5 training three models for equal time, in turn")
     then = f"`waveform demo --out {out_dir}` continues from here"
     train_all(out_dir / "data", runs, show_progress=show_progress, if_stopped=then)
 
     say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
-    heard = (ALONE, *bundled_names())
+    heard = (ALONE, *bundled)
     page = SoundContents(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE,), listen=heard)
     where: dict[str, Any] = {"device": device, "show_progress": show_progress}
     figures = report(run_dirs, page, out=out_dir / "report.html", **where)
@@ -73,7 +73,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     clip = read_audio(sorted((demo_speech_dir() / "test").iterdir())[0], sample_rate_hz=_RATE_HZ)
     clips = {"real speech (held out)": clip[: int(_SAMPLE_SECONDS * _RATE_HZ)]}
     write_wav(samples_dir / "real_speech.wav", clip, sample_rate_hz=_RATE_HZ)
-    for run_dir in (*run_dirs, *map(Path, bundled_names())):
+    for run_dir in (*run_dirs, *map(Path, bundled)):
         for old in samples_dir.glob(f"{run_dir.name}_step*_seed0_0.wav"):  # of an earlier demo in the same folder
             old.unlink()
         (path,) = sample(
@@ -94,7 +94,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
 done in {minutes:.1f} minutes. Open {out_dir / "report.html"} in a browser: it has their sounds, and the figures.
 Besides, {samples_dir}/*.wav and {out_dir / "demo.png"}.
 These models have {num_layers} layers and a minute of training: expect bursts of noise as loud as speech, or silence.
-{", ".join(bundled_names())}, beside them, came with waveform and learned for hours.
+{", ".join(bundled)}, beside them, came with waveform and learned for hours.
 
 On your own recordings:
     waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer

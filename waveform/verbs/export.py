@@ -1,6 +1,6 @@
 """`export`: a trained run as one file, or as a folder for a model hub: every verb takes either in its place."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ import msgspec
 
 from waveform.domain import domain_of_runs
 from waveform.runs.archive import write_archive
-from waveform.runs.configured_model import num_parameters
+from waveform.runs.configured_model import labels_of, num_parameters
 from waveform.runs.hub import write_hub
 from waveform.runs.named import is_bundled
 from waveform.runs.opened import TrainedRun, use_saved
@@ -39,11 +39,14 @@ class CardOptions:
     figures: Path | None = None  # what `evaluate --json` wrote
 
 
-_OF_BUNDLED = {
-    "licence": "cc-by-sa-3.0",
-    "language": "en",
-    "trained_on": "recordings by Allison Smith in the Debian package asterisk-core-sounds-en-g722 (Digium, Inc.)",
-}
+_OF_BUNDLED = CardOptions(
+    licence="cc-by-sa-3.0",
+    language="en",
+    trained_on="recordings by Allison Smith in the Debian package asterisk-core-sounds-en-g722 (Digium, Inc.)",
+)
+_OF_BUNDLED_VOICES = CardOptions(
+    licence="gpl-2.0", language="nl", trained_on="recordings in the Debian package fillets-ng-data-nl"
+)
 
 
 def export(
@@ -83,7 +86,8 @@ def export(
 def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
     """What the template of the card asks for. Raises UserError for figures of another run."""
     if is_bundled(run.given):
-        card = CardOptions(**_OF_BUNDLED | {name: value for name, value in asdict(card).items() if value is not None})
+        given = {name: value for name, value in asdict(card).items() if value is not None}
+        card = replace(_OF_BUNDLED_VOICES if labels_of(run.config) else _OF_BUNDLED, **given)
     figures, quality, size = None, [], num_parameters(run.model)
     if card.figures is not None:
         try:
