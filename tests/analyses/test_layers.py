@@ -149,7 +149,7 @@ def test_what_is_not_there_is_said(token_set: Callable[..., TokenSet]) -> None:
     tokens = token_set([300])
     wavenet = run_of(laws.Case("wavenet", "classic").build(), window=4)
     assert observe_layers(wavenet, tokens, max_tokens=300, **QUIET) == "the model has no attention"
-    for case in (laws.Case("transformer_xl", "pre"), laws.Case("compressive_transformer", "max")):
+    for case in (laws.Case("transformer_xl", "pre"), laws.Case("compressive_transformer", "max-tied")):
         _, observed = observe(case, tokens)
         assert "no compressor" in compression_loss_by_layer(observed, kind="none")["absent"]
     assert "compressed" not in attention_by_position(observe(CASES[-1], tokens)[1])["regions"]

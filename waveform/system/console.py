@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import TextIO
 
@@ -45,7 +46,8 @@ def replace_closed() -> None:
 def escape_what_stdout_lacks() -> None:
     """Have stdout escape what its encoding lacks, such as bytes of a name that are not UTF-8, as stderr does."""
     if isinstance(sys.stdout, TextIOWrapper):  # not a replacement by a Python caller
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(OSError):  # of what a caller printed before, on a full disk
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def drop(stream: int) -> None:
