@@ -14,7 +14,7 @@ from waveform.benchmarks import sampling
 from waveform.speech import figures
 
 torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the commands that tests start
+os.environ["OMP_NUM_THREADS"] = "1"  # of the commands that tests start
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of those commands would compile our files again
 os.environ["WAVEFORM_TIMED_WAYS"] = "0"  # or results would depend on what was the fastest when it was timed
 figures._SPEED_SECONDS = sampling._STEPS_S = 0.01  # of measuring how fast a run samples
