@@ -308,15 +308,15 @@ def copy(checkpoint: Checkpoint, run_dir: Path, *, weights_only: bool) -> None:
     (folder / _COMPLETE).write_text(json.dumps({name: _digest(folder / name) for name in sorted(names)}))
 
 
-def restore_weights(checkpoint: Checkpoint, model: nn.Module, *, whole: bool = True) -> None:
+def restore_weights(checkpoint: Checkpoint, model: nn.Module, *, new: str | None = None) -> None:
     """Load the model's weights in place. Raises UserError, naming the checkpoint, if they do not fit.
 
-    whole: the model has no parameters besides, which would stay as they are.
+    new: a parameter that the checkpoint lacks, which stays as it is.
     """
     with _unless(f"the weights in {checkpoint.folder} do not fit this model", then=""):
         like, weights = model.state_dict(), checkpoint.model_weights()
-        loaded = {name: like_parameter(value, like[name]) for name, value in weights.items()}
-        model.load_state_dict(loaded, strict=whole)
+        kept = {} if new is None else {new: like[new]}
+        model.load_state_dict(kept | {name: like_parameter(value, like[name]) for name, value in weights.items()})
 
 
 def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) -> None:

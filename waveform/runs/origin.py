@@ -73,7 +73,8 @@ def compose_from(
 def load_origin(config: dict[str, Any], learner: Learner) -> None:
     """Give a new learner the weights, and if asked for the optimiser, of its origin; errors as of `find_origin`."""
     _, before, found = find_origin(config)
-    checkpoint.restore_weights(found, learner.module, whole=labels_of(before) == labels_of(config))
+    new = None if labels_of(before) == labels_of(config) else "label_embedding.table"
+    checkpoint.restore_weights(found, learner.module, new=new)
     if config["origin"]["optimiser"]:
         checkpoint.restore_optimiser(found, learner.optimiser)
 

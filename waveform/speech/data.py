@@ -28,10 +28,13 @@ from waveform.system.errors import UserError
 
 
 def cache_of(source: Path, *, run_dir: Path) -> Path:
-    """Where the data set of a folder of raw audio is kept: next to the run, named after the folder and its path."""
+    """Where the data set of a folder of raw audio is kept, named after the folder and its path.
+
+    It is next to the run; of a run that comes with waveform or is on a hub, in the folder that one is in.
+    """
     resolved = source.resolve()
     name = f"{resolved.name}-{hashlib.blake2b(os.fsencode(resolved), digest_size=4).hexdigest()}.prepared"
-    return run_dir.absolute().parent / name
+    return (Path.cwd() if is_hub_name(run_dir) else run_dir.absolute().parent) / name
 
 
 def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World, show_progress: bool = True) -> Dataset:
@@ -158,9 +161,8 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
     # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.
     config = replace(config, **vars(audio_format), labels=None, num_workers=None)
-    run_dir = Path(run.given.name) if is_hub_name(run.given) else run.given  # raw audio is prepared beside it
     try:
-        dataset = open_data(data, run_dir=run_dir, config=config, world=World(), show_progress=show_progress)
+        dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
     except UserError as error:
         if "data." not in str(error):
             raise

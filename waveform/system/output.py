@@ -9,14 +9,15 @@ from waveform.system.atomic import explain_write_errors, require_writable, write
 from waveform.system.errors import UserError
 
 
-def check_files(*, json_file: Path | str | None, plot_file: Path | None) -> None:
-    """Raises UserError for --json and --plot that cannot both be written, before any work is done."""
+def check_files(*, json_file: Path | str | None, plot_file: Path | None = None, page: Path | None = None) -> None:
+    """Raises UserError for --json, --plot and a page that cannot all be written, before any work is done."""
     if plot_file is not None and plot_file.suffix.lower() != ".png":
         raise UserError(f"--plot {plot_file} is not a .png; only PNG files are drawn")
     require_writable(json_file, option="--json")
     require_writable(plot_file, option="--plot")
-    if json_file is not None and plot_file is not None and realpath(json_file) == realpath(plot_file):
-        raise UserError(f"the figures and the plot would be one file, {plot_file}; give --json another name")
+    for what, other in (("plot", plot_file), ("page", page)):
+        if json_file is not None and other is not None and realpath(json_file) == realpath(other):
+            raise UserError(f"the figures and the {what} would be one file, {other}; give --json another name")
 
 
 def write_json(path: Path | str | None, content: Any) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from waveform.report_page.contents import Making, ReportContents
 from waveform.report_page.page import Page, require_each_once, require_page, settings_tables, write_page
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import ScoredRun, display_names
-from waveform.system.atomic import require_writable
-from waveform.system.errors import UserError
-from waveform.system.output import write_json
+from waveform.system.output import check_files, write_json
 from waveform.verbs.compare import entries_of, open_runs
 
 
@@ -41,9 +38,7 @@ def report(
     """
     run_dirs, out = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs), Path(out)
     require_page(out)
-    require_writable(json_file, option="--json")
-    if json_file is not None and realpath(json_file) == realpath(out):
-        raise UserError(f"the figures and the page would be one file, {out}; give --json another name")
+    check_files(json_file=json_file, page=out)
     domain = domain_of_runs(run_dirs)
     contents = contents or domain.report_contents()
     require_each_once([*run_dirs, *contents.listen])
