@@ -316,7 +316,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "too few files": ("prepare folder P/source T/d", "at least 3"),
     "no data": ("train T/x T/r", "give a folder of audio or a prepared data set"),
     "data of a different recipe": ("train ptb P/data T/r preset=smoke", "was prepared as wikitext103, not as ptb"),
-    "a recipe instead of data": ("train enwik8 T/r", "enwik8 is not a prepared data set"),
+    "a recipe instead of data": ("train enwik8 T/r", "no such folder: enwik8; give a prepared data set"),
     "no such preset": (
         "train P/data T/r preset=big",
         "choose one of cpu, dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",

@@ -81,6 +81,7 @@ def read_dataset(folder: Path) -> Dataset:
                 raise ValueError(f"it names the file {str(path_within)!r}, which is not in its folder")
         return dataset
     except FileNotFoundError:
-        raise UserError(f"{folder} is not a prepared data set (it has no {DATASET_FILE})") from None
+        lacks = f"{folder} is not a prepared data set (it has no {DATASET_FILE})"
+        raise UserError(lacks if folder.exists() else f"no such folder: {folder}; give a prepared data set") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise UserError(f"{path} is damaged ({error}); {again}") from error

@@ -166,8 +166,8 @@ class EvaluateOptions:
         check_rules(self)
         if not self.dynamic and (self.dynamic_lr is not None or self.dynamic_optimiser != "sgd"):
             raise UserError("--dynamic-lr and --dynamic-optimiser are of dynamic evaluation; give --dynamic too")
-        if self.stride is not None and self.protocol is not None:
-            raise UserError("--stride begins each window anew, and --protocol says when state is reset; give only one")
+        if self.stride is not None and (self.protocol is not None or self.dynamic):
+            raise UserError("--stride begins each window anew; --protocol and --dynamic need windows that go on")
 
     def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
         """Dynamic evaluation, if chosen, with training's clip norm and auxiliary weight. Raises UserError."""

@@ -69,7 +69,8 @@ class SoundServer(ThreadingHTTPServer):
         try:
             super().__init__((config.host, config.port), _Handler)
         except (OSError, OverflowError) as error:
-            raise UserError(f"cannot serve at {config.host}:{config.port} ({error}); give another --port") from error
+            at = f"{config.host}:{config.port}"
+            raise UserError(f"cannot serve at {at} ({error}); give another --port or --host") from error
 
     @property
     def address(self) -> str:
