@@ -20,7 +20,7 @@ from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
 from recipes.metrics import UNITS
 from recipes.plots import curve_names, save_recall
-from recipes.text_figures import describe, format_table, metrics_of, relative_gain, scope_of
+from recipes.text_figures import describe, format_table, metrics_of, scope_of, with_gain
 from recipes.text_report import TextContents
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
@@ -166,9 +166,7 @@ class Text(TokenDomain):
 
     def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
         first, *others = entries
-        if "perplexity_by_frequency" not in first:
-            return entries
-        return [first, *({**entry, "relative_gain_over_first": relative_gain(entry, first)} for entry in others)]
+        return [first, *(with_gain(entry, first) for entry in others)]
 
     def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
         if not is_recall(scored[0].run):

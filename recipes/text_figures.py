@@ -148,24 +148,29 @@ def scope_of(entry: dict[str, Any]) -> str:
     return f"{entry['split']} split: {entry['num_tokens']:,} tokens of {documents}, state {entry['state']}"
 
 
-def relative_gain(entry: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
-    """Return by how much the first run's perplexity exceeds this one's, as a share of it, by bucket and in total.
+def with_gain(entry: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    """Return `entry` with the share by which the first run's perplexity exceeds its own, by bucket and in total.
 
-    Rae et al. 2019, Table 7: 61.2 against 55.9 is a gain of 9.5%.
+    Rae et al. 2019, Table 7: 61.2 against 55.9 is a gain of 9.5%. Of runs whose training splits put other words in a
+    bucket, nothing is added.
     """
-    before, after = first["perplexity_by_frequency"], entry["perplexity_by_frequency"]
+    before, after = (each.get("perplexity_by_frequency", {}) for each in (first, entry))
+    sizes = [{bucket: figures["num_tokens"] for bucket, figures in each.items()} for each in (before, after)]
+    if not before or sizes[0] != sizes[1]:
+        return entry
     gains = {bucket: before[bucket]["perplexity"] / after[bucket]["perplexity"] - 1 for bucket in before}
-    return {**gains, "all": first["perplexity"] / entry["perplexity"] - 1}
+    return {**entry, "relative_gain_over_first": {**gains, "all": first["perplexity"] / entry["perplexity"] - 1}}
 
 
 def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return Table 7 as header and rows: a line of perplexities for each run, then one of its gain over the first."""
+    """Return Table 7 as header and rows: a line of perplexities for each run, then one of its gain, if it has one."""
     buckets = list(entries[0]["perplexity_by_frequency"])
     rows = []
     for label, entry in zip(_labels(entries), entries, strict=True):
-        by_bucket = [f"{entry['perplexity_by_frequency'][bucket]['perplexity']:,.2f}" for bucket in buckets]
+        own = entry["perplexity_by_frequency"]
+        by_bucket = [f"{own[bucket]['perplexity']:,.2f}" if bucket in own else "-" for bucket in buckets]
         rows.append([label, *by_bucket, f"{entry['perplexity']:,.2f}"])
-        if entry is not entries[0]:
+        if "relative_gain_over_first" in entry:
             gains = entry["relative_gain_over_first"]
             rows.append(["  gain over the first", *(f"{gain:+.1%}" for gain in gains.values())])
     return ["run", *buckets, "all"], rows
