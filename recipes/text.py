@@ -155,6 +155,8 @@ class Text(TokenDomain):
             )
 
     def protocol(self, run: TrainedRun, options: EvaluateOptions) -> str:
+        if options.protocol == "clip":
+            raise UserError("--protocol clip is for runs on audio; leave it out")
         if options.rows is None:
             return options.protocol or str(run.config["train"]["state"])
         if options.protocol == "carry":

@@ -29,6 +29,8 @@ def metrics_of(run: TrainedRun, options: EvaluateOptions) -> Metrics:
         "headline": recipe.headline,
         "published_corpus": data.sources.get("checked") is True,
     }
+    if options.published_words and split not in recipe.num_words:
+        raise UserError(f"the words of {recipe.name}'s {split} split were not published; leave --published-words out")
     metrics: Callable[[Evaluation], dict[str, Any]]
     classes: Classes | None = None
     if is_recall(run):
@@ -39,10 +41,6 @@ def metrics_of(run: TrainedRun, options: EvaluateOptions) -> Metrics:
         if isinstance(words_are, dict):  # by split; earlier versions wrote one text for all
             words_are = words_are.get(split)
         if options.published_words:
-            if split not in recipe.num_words:
-                raise UserError(
-                    f"the words of {recipe.name}'s {split} split were not published; leave --published-words out"
-                )
             num_words, words_are = recipe.num_words[split], f"as published; this text has {num_words:,}"
         about |= {"num_bytes": num_bytes, "num_words": num_words, "words_are": str(words_are)}
         metrics = partial(text_metrics, recipe=recipe, tokens=tokens, num_bytes=num_bytes, num_words=num_words)

@@ -147,6 +147,8 @@ def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: pytest.Captu
         assert words in mistake(["prepare", "recall", new, *settings.split()], capsys)
     assert "recall is generated and has no source" in mistake(["prepare", "recall", made, new], capsys)
     assert "enwik8 needs two paths, SOURCE and DATA_DIR" in mistake(["prepare", "enwik8", new], capsys)
+    published = ["evaluate", place / "transformer_xl", "--published-words"]
+    assert "the words of recall's test split were not published" in mistake(published, capsys)
     assert "--seeds is 0" in mistake(["study", "recall", made, new, "--seeds", 0], capsys)
     assert "is not a .png" in mistake(["evaluate", place / "transformer_xl", "--plot", tmp_path / "a.pdf"], capsys)
     assert not new.exists()
