@@ -146,22 +146,14 @@ class Text(TokenDomain):
             write_dataset(Dataset(data, dataset["vocab_size"], dataset["modality"], splits={}, sources={}))
             yield [data / TOKENIZER_FILE, data / DATASET_FILE]
 
-    def refuse_unlike(self, runs: Sequence[TrainedRun], options: EvaluateOptions) -> None:
-        protocols = sorted({self.protocol(run, options) for run in runs})
-        if len(protocols) > 1:
-            raise UserError(
-                f"these runs were trained with train.state={' and '.join(protocols)} and would be scored so; compare "
-                "them with --protocol, or cut the text for all of them with --rows, which report has too"
-            )
-
-    def protocol(self, run: TrainedRun, options: EvaluateOptions) -> str:
+    def protocol(self, train: Mapping[str, Any], options: EvaluateOptions) -> str:
         if options.protocol == "clip":
             raise UserError("--protocol clip is for runs on audio; leave it out")
         if options.rows is None:
-            return options.protocol or str(run.config["train"]["state"])
+            return options.protocol or str(train["state"])
         if options.protocol == "carry":
             raise UserError("--protocol=carry reads one stream, and --rows cuts it into pieces; leave one of them out")
-        return options.protocol or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance")
+        return super().protocol(train, options)
 
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         return metrics_of(run, options)

@@ -451,6 +451,20 @@ def test_mistakes_get_one_line(command: str, says: list[str], place: Path, tmp_p
     assert not list(tmp_path.glob("*.prepared"))
 
 
+def test_compare_refuses_runs_whose_state_is_reset_at_other_places(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    runs = [place / "wavenet", tmp_path / "64", tmp_path / "128"]
+    for run in runs[1:]:
+        chunks = [*settings("wavenet"), "train.max_steps=1", "train.state=chunk", f"train.chunk={run.name}"]
+        cli("train", place / "data", run, *chunks)
+    assert "would be scored with state by chunk of 64 and by utterance" in mistake(["compare", *runs[:2]], capsys)
+    for options in ([], ["--protocol", "chunk"]):
+        assert "would be scored with state by chunk of 128 and by chunk of 64" in mistake(
+            ["compare", *runs[1:], *options], capsys
+        )
+    cli("compare", *runs, "--protocol", "utterance")
+    cli("report", *runs, "--num", 0, "--real", 0, "--out", tmp_path / "page.html")  # which resets all by utterance
+
+
 def test_compare_refuses_different_test_data(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     run = tmp_path / "run"
     cli("train", prepared_tones(tmp_path, train=1, valid=1, test=1), run, *settings("wavenet"))

@@ -162,9 +162,9 @@ class TokenDomain(Domain):
 
     # Scores
 
-    def protocol(self, run: TrainedRun, options: EvaluateOptions) -> str | None:
-        """When state is reset while a run is scored, as asked for or by default. Raises UserError."""
-        return options.protocol
+    def protocol(self, train: Mapping[str, Any], options: EvaluateOptions) -> str:
+        """When state is reset while a run is scored, as asked for or as it was trained. Raises UserError."""
+        return options.protocol or ("chunk" if train["state"] == "chunk" else "utterance")
 
     @abstractmethod
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
@@ -186,7 +186,7 @@ class TokenDomain(Domain):
         world = world or World(device=run.device)
         if options.average != 1:
             average_weights(run, options.average)
-        dynamic, protocol = options.dynamic_config(run), self.protocol(run, options)
+        dynamic, protocol = options.dynamic_config(run), self.protocol(run.config["train"], options)
         metrics = self.metrics(run, tokens, options)
         whole, classes = tokens, metrics.classes
         if options.rows is not None:
@@ -269,7 +269,20 @@ class TokenDomain(Domain):
 
     def refuse_unlike(self, runs: Sequence[TrainedRun], options: EvaluateOptions) -> None:
         """Raises UserError for runs that would not be scored alike."""
-        return None
+        self.refuse_other_resets([run.config["train"] for run in runs], options)
+
+    def refuse_other_resets(self, trained: Sequence[Mapping[str, Any]], options: EvaluateOptions) -> None:
+        """Raises UserError if state would be reset at other places in some runs; trained: how each was, its `train`."""
+        resets = set()
+        for train in trained:
+            protocol = self.protocol(train, options)
+            resets.add(f"chunk of {train['chunk']}" if protocol == "chunk" else protocol)
+        if options.stride is None and len(resets) > 1:
+            raise UserError(
+                f"these runs would be scored with state by {' and by '.join(sorted(resets))}; compare them with "
+                "--protocol utterance, cut text for all of them with --rows, which report has too, or train them with "
+                "the same train.state and train.chunk"
+            )
 
     def require_plot(self, run: TrainedRun) -> None:
         """Raises UserError if there is nothing to draw of one run."""

@@ -129,7 +129,7 @@ def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: pytest.Captur
     assert states["default"] == states["carry"] == "by carry" and states["utterance"] == "by utterance"
     assert "pieces" in states["rows"]
     assert "leave one of them out" in mistake(["evaluate", carried, "--rows", 4, "--protocol", "carry"], capsys)
-    assert "train.state=carry and utterance and" in mistake(["compare", carried, reset], capsys)
+    assert "would be scored with state by carry and by utterance" in mistake(["compare", carried, reset], capsys)
     assert "with --rows, which report has too" in mistake(["report", carried, reset], capsys)
     compared = figures_of(tmp_path / "compared.json", "compare", carried, reset, "--protocol", "utterance")
     assert compared[0]["nats_per_token"] == pytest.approx(figures["utterance"]["nats_per_token"])

@@ -118,6 +118,8 @@ def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: Capsys) -> No
     assert "name them with --models" in mistake([*command, "model=wavenet"], capsys)
     assert "wavnet" in mistake([*command, "--models", "wavnet"], capsys)
     assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"], capsys)
+    chunks = "these runs would be scored with state by chunk of 256 and by chunk of 64"
+    assert chunks in mistake([*command[:3], "preset=demo", "train.state=chunk"], capsys)
     assert "are both null; set one" in mistake([*command, "train.max_steps=null"], capsys)
     assert not (tmp_path / "runs").exists()
 

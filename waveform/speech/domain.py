@@ -109,11 +109,7 @@ class Speech(TokenDomain):
                 raise UserError(
                     f"{runs[0].given} and {run.given} read different tokens and cannot be compared: {different}"
                 )
-        chunks = {run.config["train"]["chunk"] for run in runs}
-        if options.protocol == "chunk" and len(chunks) > 1:
-            raise UserError(
-                f"--protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance"
-            )
+        super().refuse_unlike(runs, options)
 
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         return Metrics(of=partial(metrics_of, run, tokens))

@@ -79,6 +79,8 @@ def race(
         configs.append(domain.compose(request))
         typed(domain.train_config, configs[-1]["train"], section="train")  # refuses a training without an end
         settings[model] = [f"model={model}", *_looks(configs[-1]["train"]), *overrides]
+    options = EvaluateOptions(rows=entrants.rows)
+    domain.refuse_other_resets([config["train"] for config in configs], options)
     seeds = [configs[0]["seed"] + i for i in range(entrants.seeds)]
     for seed in seeds:
         runs = {out_dir / f"{model}-{seed}": [*settings[model], f"seed={seed}"] for model in models}
@@ -88,7 +90,7 @@ def race(
     if os.environ.get("RANK", "0") != "0":
         return None
     run_dirs = [out_dir / f"{model}-{seed}" for seed in seeds for model in models]
-    device, options = read_config(run_dirs[0])["train"]["device"], EvaluateOptions(rows=entrants.rows)
+    device = read_config(run_dirs[0])["train"]["device"]
     opened, tokens = open_runs(domain, run_dirs, options, device=device, show_progress=show_progress)
     scored = [domain.measure(run, tokens, options, show_progress=show_progress) for run in opened]
     by_model = {model: scored[i :: len(models)] for i, model in enumerate(models)}
