@@ -70,17 +70,15 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
     config = {"recipe": recipe, **{name: value for name, value in config.items() if name not in others}}
     if recipe == GYMNASIUM and config["env"] is None:
         raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS7-v0")
-    if reason := _why_wrong(config):
-        raise UserError(f"settings of the recipe {recipe}: {reason}")
+    _check(config, what=f"settings of the recipe {recipe}")
     return config
 
 
-def _why_wrong(config: dict[str, Any]) -> str | None:
+def _check(config: dict[str, Any], *, what: str) -> None:
     try:
         msgspec.convert(config, _Matching | _Gymnasium)
     except msgspec.ValidationError as error:
-        return str(error).replace("$.", "")
-    return None
+        raise UserError(f"{what}: {str(error).replace('$.', '')}") from error
 
 
 def environment_text(config: Mapping[str, Any]) -> str:
@@ -94,8 +92,7 @@ def check_agent(run_dir: Path | str, config: dict[str, Any], *, env: str | None)
 
     A module runs when it is imported, and an option may name a program or a file. env: what the user named.
     """
-    if reason := _why_wrong(config):
-        raise UserError(f"{CONFIG_FILE} of {run_dir} is damaged: {reason}")
+    _check(config, what=f"{CONFIG_FILE} of {run_dir} is damaged")
     own = environment_text(config)
     if env is None and ":" in own:  # MODULE:NAME, or options
         raise UserError(
