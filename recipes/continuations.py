@@ -60,6 +60,8 @@ def sample(
         raise UserError("--int8 is for runs on audio; leave it out")
     if sampling.top_k is None and sampling.top_p is None:
         sampling = replace(sampling, top_p=NUCLEUS)
+    if prefixes.documents is None and prefixes != Prefixes():
+        raise UserError("--prefix and --split are for --documents; give it too")
     if prompt and prefixes.documents is not None:
         raise UserError("--prompt and --documents both say what to continue; give one of them")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:

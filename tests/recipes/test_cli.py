@@ -342,6 +342,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "recipe is enwik8, but the data is of wikitext103; leave",
     ),
     "sample zero tokens": ("sample P/run --tokens 0", "--tokens is 0"),
+    "sample from a split": ("sample P/run --split valid", "--prefix and --split are for --documents; give it too"),
     "sample text in 8 bits": ("sample P/run --int8", "--int8 is for runs on audio"),
     "sample from an empty nucleus": ("sample P/run --top-p 0", "top-p is 0"),
 }
