@@ -71,6 +71,7 @@ class Recipe:
     settings: type = CorpusConfig  # a dataclass: what `prepare` can be asked for
     # Writes the data set: (folder, settings, whether to show progress) -> what it contains, in a few lines.
     generate: Callable[[Path, Any, bool], str] | None = None
+    is_checked: bool = True  # whether a source that is not the published corpus is refused
 
     def __post_init__(self) -> None:
         if (self.documents is None) == (self.generate is None):
@@ -91,7 +92,8 @@ class Recipe:
         if config.tokens not in (None, *choices):
             raise UserError(f"corpus.tokens is {config.tokens!r}; {self.name} is read as {' or '.join(choices)}")
         chosen = replace(self, tokens=config.tokens or self.tokens)
-        return chosen if config.check else replace(chosen, num_tokens={}, num_types=None, num_words={})
+        unchecked = replace(chosen, is_checked=False, num_tokens={}, num_types=None, num_words={})
+        return chosen if config.check else unchecked
 
     def require_tokens(self, source: Source, split: str, num_tokens: int) -> None:
         """Raises UserError for a split with another number of tokens than the published one has, if that is known."""
@@ -101,10 +103,8 @@ class Recipe:
 
     def refuse(self, source: Source, found: str) -> UserError:
         """Return the error for a source that is not the published corpus."""
-        return UserError(
-            f"{source.path} is not {self.title}: {found}. Expected: {self.published}. "
-            "For a slice or another corpus of this form set corpus.check=false"
-        )
+        remedy = ". For a slice or another corpus of this form set corpus.check=false" if self.is_checked else ""
+        return UserError(f"{source.path} is not {self.title}: {found}. Expected: {self.published}{remedy}")
 
 
 def open_corpus(recipe: Recipe, source: Source, *, config: CorpusConfig) -> Documents:

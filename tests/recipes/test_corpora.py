@@ -77,6 +77,12 @@ def test_a_wrong_or_cut_file_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["enwik8"]
 
 
+def test_who_accepts_another_corpus_is_not_told_to(tmp_path: Path) -> None:
+    (tmp_path / "enwik8").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"has 1 bytes, too few for three splits\. Expected: .*textdata\.html$"):
+        prepare("enwik8", tmp_path / "enwik8", tmp_path / "data", ["corpus.check=false"], show_progress=False)
+
+
 @pytest.mark.parametrize("recipe", ["enwik8", "ptb", "wikitext103"])
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
 def test_a_damaged_archive_is_refused(recipe: str, damage: str, tmp_path: Path) -> None:
