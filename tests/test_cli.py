@@ -462,7 +462,6 @@ def test_compare_refuses_runs_whose_state_is_reset_at_other_places(place: Path, 
             ["compare", *runs[1:], *options], capsys
         )
     cli("compare", *runs, "--protocol", "utterance")
-    cli("report", *runs, "--num", 0, "--real", 0, "--out", tmp_path / "page.html")  # which resets all by utterance
 
 
 def test_compare_refuses_different_test_data(place: Path, tmp_path: Path, capsys: Capsys) -> None:

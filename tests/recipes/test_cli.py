@@ -329,7 +329,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "evaluate zero rows": ("evaluate P/run --rows 0", "--rows is 0"),
     "draw text by distance": ("evaluate P/run --plot T/a.png", "bits by distance, which only runs on recall have"),
     "evaluate text by clips": ("evaluate P/run --protocol clip", "--protocol clip is for runs on audio; leave it out"),
-    "stride and learn": ("evaluate P/run --stride 4 --dynamic", "and --dynamic learns from each once; give only one"),
     "evaluate with negative memory": ("evaluate P/run --memory -1", "model.memory is -1"),
     "sweep without": (
         "sweep P/run --compressed 4,0",

@@ -31,9 +31,9 @@ class ReportContents(ABC):
     listen: Sequence[Path | str] = ()  # further runs, of which only samples are shown
 
     @property
-    @abstractmethod
     def options(self) -> EvaluateOptions:
         """How runs are scored."""
+        return EvaluateOptions(split=self.split)
 
     @property
     @abstractmethod

@@ -22,7 +22,6 @@ from waveform.quality.config import FEWEST_CLIPS, QualityConfig
 from waveform.report_page.contents import Figures, Making, ReportContents
 from waveform.report_page.page import Player, PlayerRow, Table, data_uri
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions
 from waveform.speech.data import open_split
 from waveform.speech.figures import by_label_rows, note_of, rows_of
 from waveform.speech.run import Run, check_amount, load
@@ -82,10 +81,6 @@ class SoundContents(ReportContents):
     def sampling(self, temperature: float) -> SamplingConfig:
         """How sounds are drawn at a temperature. Raises UserError."""
         return SamplingConfig(temperature=temperature, seed=self.seed)
-
-    @property
-    def options(self) -> EvaluateOptions:
-        return EvaluateOptions(split=self.split, protocol="utterance")
 
     @property
     def max_tokens(self) -> int | None:
