@@ -437,6 +437,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("sample P/wavenet --out P/data", ["is a prepared data set"]),
     ("demo --out T/o trian.lr=1", ["unknown setting 'trian.lr'"]),
     ("demo --out T/o model=lstm", ["model=lstm: the demo trains compressive_transformer, transformer_xl, wavenet"]),
+    ("demo --out T/o +model=lstm", ["+model=lstm: the demo trains compressive_transformer"]),
     ("demo --out P/audio", ["is not empty"]),
 ]
 

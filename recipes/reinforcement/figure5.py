@@ -18,6 +18,7 @@ from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.catalogue import Study
 from recipes.studies.children import StudyConfig
 from recipes.studies.report import TEST, Config, Figures, Report, Runs, as_table, slots
+from waveform.runs.settings import setting_of
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.errors import UserError
 
@@ -68,7 +69,7 @@ def study_of_agents(overrides: Sequence[str], config: StudyConfig) -> Study:
 
 def _by_agent(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
     """Settings of each agent: `overrides`, with what they say of memories as it applies to its model, and its own."""
-    sized = [override for override in overrides if override.partition("=")[0] in _MEMORIES]
+    sized = [override for override in overrides if setting_of(override) in _MEMORIES]
     others = [override for override in overrides if override not in sized]
     config = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))
     as_many = slots(config, "memory") + slots(config, "compressed")

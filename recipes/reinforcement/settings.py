@@ -23,7 +23,7 @@ from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
 from waveform.engine.train_config import BaseTrainConfig
 from waveform.runs.folder import CONFIG_FILE
-from waveform.runs.settings import ConfigFamily, compose_family, typed
+from waveform.runs.settings import ConfigFamily, compose_family, setting_of, typed
 from waveform.system.errors import UserError
 
 _AGENTS = ConfigFamily(
@@ -63,7 +63,7 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
     """Return the resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
     other, others = (OBJECT_MATCHING, ("task",)) if recipe == GYMNASIUM else (GYMNASIUM, _OF_GYMNASIUM)
     for override in overrides:
-        name = override.lstrip("+").partition("=")[0]
+        name = setting_of(override)
         if name.partition(".")[0] in others:
             raise UserError(f"{name} is a setting of the recipe {other}; leave it out, or train {other}")
     config = compose_family(_AGENTS, overrides, config_dir=config_dir)

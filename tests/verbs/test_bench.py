@@ -78,6 +78,7 @@ def test_the_figures_are_there_and_sane(tmp_path: Path, capsys: Capsys, monkeypa
         (["--model", "wavenet", "--batch-size", "0"], "train.batch_size is 0"),
         (["preset=demo", "--model", "lstm"], "preset=demo: bench has an option for it; write --preset demo"),
         (["model=lstm"], "model=lstm: bench has an option for it; write --model lstm"),
+        (["+model=lstm"], "+model=lstm: bench has an option for it; write --model lstm"),
         (["train.device=cuda"], "train.device=cuda: bench has an option for it; write --device cuda"),
         (["--audio-minutes", "-1"], "--audio-minutes -1"),
         (["--model", "wavenet", "data.quantiser=cubic"], "data.quantiser is 'cubic'; choose mu_law"),

@@ -115,7 +115,8 @@ def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: Capsys) -> No
     command = ["race", data, tmp_path / "runs", *STEPS]
     assert "--seeds is 0" in mistake([*command, "--seeds", "0"], capsys)
     assert mistake([*command, "--rows", "0"], capsys).endswith("--rows is 0; it must be a whole number of at least 1")
-    assert "name them with --models" in mistake([*command, "model=wavenet"], capsys)
+    for model in ("model=wavenet", "+model=wavenet"):
+        assert "name them with --models" in mistake([*command, model], capsys)
     assert "wavnet" in mistake([*command, "--models", "wavnet"], capsys)
     assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"], capsys)
     chunks = "these runs would be scored with state by chunk of 256 and by chunk of 64"

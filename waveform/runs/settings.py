@@ -288,6 +288,11 @@ def _shown(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def setting_of(override: str) -> str:
+    """The dotted name of the setting that an override gives, with a + before it or without."""
+    return override.lstrip("+").partition("=")[0]
+
+
 def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:
     """A dataclass instance from one section of a configuration, its types checked.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from waveform.runs.settings import to_yaml
+from waveform.runs.settings import setting_of, to_yaml
 
 _HEADING = "# Comments say what states a value; one without is ours, or yours.\n"
 
@@ -47,7 +47,7 @@ def source_table() -> dict[str, dict[str, dict[str, Any]]]:
 
 def annotated(config: dict[str, Any], *, domain: str, overrides: Sequence[str] = ()) -> str:
     """The YAML of a configuration with the source of each setting behind it; overrides: they name its study."""
-    studies = [override.removeprefix("study=") for override in overrides if override.startswith("study=")]
+    studies = [override.partition("=")[2] for override in overrides if setting_of(override) == "study"]
     known = sources(config, domain=domain, study=studies[-1] if studies else "none")
     section, lines = "", []
     for line in to_yaml(config).splitlines():

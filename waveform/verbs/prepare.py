@@ -10,7 +10,7 @@ from waveform.audio.corpus.cluster import cluster
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.corpus.prepare import prepare as prepare_folder
 from waveform.engine.dataset import Dataset
-from waveform.runs.settings import typed
+from waveform.runs.settings import setting_of, typed
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 
@@ -37,11 +37,12 @@ def prepare(
     if partial and published is None:
         raise UserError("--partial is for a part of a published corpus; name it with --corpus")
     for override in overrides:
-        if override.lstrip("+").partition("=")[0].partition(".")[0] in ("model", "train", "seed"):
+        if setting_of(override).partition(".")[0] in ("model", "train", "seed"):
             raise UserError(f"{override} is for training; prepare reads the settings of data: leave it out")
     if published is not None:
         for override in overrides:
-            if override.startswith("data.split.") and (published.is_divided or override.startswith("data.split.by")):
+            setting = setting_of(override)
+            if setting == "data.split.by" or (published.is_divided and setting.startswith("data.split.")):
                 raise UserError(f"{override}: {published.title} is divided as published; leave it out")
         overrides = [*published.settings, *overrides]
     config = typed(DataConfig, compose_config(overrides, config_dir=config_dir)["data"], section="data")
