@@ -92,9 +92,7 @@ class Domain(ABC):
         """Raises UserError, before anything is prepared or written, for sizes that do not fit, if they are known."""
         return None
 
-    def open_data(
-        self, request: TrainRequest, config: dict[str, Any], *, world: World, show_progress: bool
-    ) -> Dataset | None:
+    def open_data(self, request: TrainRequest, config: dict[str, Any], *, world: World) -> Dataset | None:
         """The data set of the source, prepared first if need be; None for a domain without data."""
         return None
 
@@ -131,7 +129,7 @@ class TokenDomain(Domain):
         """`vocab_size` and `modality` of what training will read."""
         return vars(read_dataset(source))
 
-    def open_data(self, request: TrainRequest, config: dict[str, Any], *, world: World, show_progress: bool) -> Dataset:
+    def open_data(self, request: TrainRequest, config: dict[str, Any], *, world: World) -> Dataset:
         return read_dataset(request.source)
 
     @abstractmethod
@@ -170,20 +168,11 @@ class TokenDomain(Domain):
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         """What is reported of a run besides its NLL. Raises UserError."""
 
-    def measure(
-        self,
-        run: TrainedRun,
-        tokens: TokenSet,
-        options: EvaluateOptions,
-        *,
-        world: World | None = None,
-        show_progress: bool = True,
-    ) -> ScoredRun:
+    def measure(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions, *, world: World) -> ScoredRun:
         """Score a run on `tokens`, those of a split; each rank of `world` a share of them.
 
         Raises UserError for options that the run or the data does not have.
         """
-        world = world or World(device=run.device)
         if options.average != 1:
             average_weights(run, options.average)
         dynamic, protocol = options.dynamic_config(run), self.protocol(run.config["train"], options)
@@ -193,7 +182,7 @@ class TokenDomain(Domain):
             length = -(-tokens.num_tokens // options.rows)
             tokens = tokens.cut(length)
             classes = classes.cut(length) if isinstance(classes, TokenSet) else classes
-        how: dict[str, Any] = {"world": world, "classes": classes, "show_progress": show_progress}
+        how: dict[str, Any] = {"world": world, "classes": classes}
         if options.stride is None:
             result = score(run, tokens, protocol=protocol, **how)
         else:

@@ -68,7 +68,7 @@ class Agents(Domain):
                 check_recorded(run_dir, config, trainer.resumed_from)
             if world.is_first:  # now that every setting has been accepted
                 write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
-            if context.show_progress and world.is_first:
+            if world.shows:
                 num_parameters = sum(parameter.numel() for parameter in agent.parameters())
                 say(
                     f"training an agent with {config['model']['name']} ({num_parameters:,} parameters, preset "

@@ -131,7 +131,8 @@ def _write_run(run_dir: Path, config: dict[str, Any], data: Dataset, model: nn.M
     """Write the configuration and a checkpoint of step 0, from which training with the same settings continues."""
     if data.splits:
         train: TrainConfig = typed(TrainConfig, config["train"], section="train")
-        with Text().open_training(data, config, train, RunContext(run_dir, show_progress=False)) as trainer:
+        context = RunContext(run_dir, World(show_progress=False))
+        with Text().open_training(data, config, train, context) as trainer:
             trainer.learner.module.load_state_dict(model.state_dict())
             trainer.save()
         return

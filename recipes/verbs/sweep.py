@@ -55,20 +55,19 @@ def sweep(
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")
     check_files(json_file=json_file, plot_file=plot)
-    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
 
         def figures(sizes: tuple[int | None, ...], of: str) -> dict[str, Any]:
             sized = replace(options, compressed=sizes[0], memory=sizes[1], split=of)
             run = domain.load(run_dir, device=world.device.type, memory=sized.memory, compressed=sized.compressed)
-            tokens, shown = own_tokens(run, split=of), show_progress and world.is_first
-            return domain.measure(run, tokens, sized, world=world, show_progress=shown).figures
+            return domain.measure(run, own_tokens(run, split=of), sized, world=world).figures
 
         entries = [figures(sizes, "valid") for sizes in pairs]
         best = min(entries, key=lambda entry: entry["nats_per_token"])
         result = {"sizes": entries, "chosen": figures(pairs[entries.index(best)], "test")}
+        if world.shows:
+            print(format_table(result))
         if world.is_first:
-            if show_progress:
-                print(format_table(result))
             write_json(json_file, result)
             if plot is not None:
                 save_plot(plot, result)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import laws
-from tests.analyses.conftest import QUIET, nll_of, run_of
+from tests.analyses.conftest import nll_of, run_of
 from waveform.analyses.by_place import NllByPlace, nll_by_place
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
@@ -18,7 +18,7 @@ def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: Call
     model = case.build()
     lengths = [50, 7, 23, 40]
     tokens = token_set(lengths)
-    found = nll_by_place(run_of(model, window=case.window), tokens, first=5, max_tokens=None, world=World(), **QUIET)
+    found = nll_by_place(run_of(model, window=case.window), tokens, first=5, max_tokens=None, world=World())
     assert list(found.edges) == [0, 5, 10, 20, 40, 80]
     for i, length in enumerate(lengths):
         expected = nll_of(tokens, i, model, start=0, stop=length).numpy()
@@ -31,7 +31,7 @@ def test_the_longest_that_fit_are_read(token_set: Callable[..., TokenSet]) -> No
     case = laws.Case("wavenet", "classic")
     run = run_of(case.build(), window=4)
     for most, expected in ((45, [0, 30, 0, 12]), (29, [0, 0, 0, 12]), (5, [0, 0, 0, 12])):
-        found = nll_by_place(run, token_set([50, 30, 50, 12]), first=8, max_tokens=most, world=World(), **QUIET)
+        found = nll_by_place(run, token_set([50, 30, 50, 12]), first=8, max_tokens=most, world=World())
         assert found.counts.sum(axis=1).tolist() == expected
         assert found.counts.sum(axis=0).all()  # no bin beyond them
 

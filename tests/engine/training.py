@@ -45,11 +45,11 @@ def small_learner(
         **{"log_every": 2, "evaluate_every": 1000, "checkpoint_every": 1000},
     }
     config = TrainConfig(**{**defaults, **train})
+    world = world or World(show_progress=False)
     return TokenLearner(model, config, tokens=tokens, window=window, seed=2, world=world)
 
 
 def small_trainer(name: str, tokens: TokenSet, run_dir: Path, *, world: World | None = None, **options: Any) -> Trainer:
     """Its trainer in `run_dir`, which validates with the same tokens."""
     learner = small_learner(name, tokens, world=world, **options)
-    context = RunContext(run_dir, world or World(), show_progress=False)
-    return Trainer(learner, context, validate=partial(learner.evaluated, tokens))
+    return Trainer(learner, RunContext(run_dir, learner.world), validate=partial(learner.evaluated, tokens))

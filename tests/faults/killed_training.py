@@ -160,12 +160,12 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     if keep_all:  # a checkpoint of each step, to compare with
         config["train"] |= {"keep_checkpoints": _STEPS, "checkpoint_every": 1}
     train_config = typed(SpeechTrainConfig, config["train"], section="train")
-    with job(device="cpu", timeout_s=train_config.timeout_s) as world:
+    with job(device="cpu", timeout_s=train_config.timeout_s, show_progress=False) as world:
         points.install()
         for owner, name in ((TokenLearner, "update"), (TokenLearner, "reduce_gradients"), (token_learner, "evaluate")):
             surround(owner, name, points)
         check_run_dir(run_dir)
-        context = RunContext(run_dir, world, show_progress=False)
+        context = RunContext(run_dir, world)
         with open_training(place.data, config, train_config, context, amount=lambda tokens: "little") as trainer:
             trainer.run()
 

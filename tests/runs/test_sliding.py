@@ -36,7 +36,7 @@ def opened(memory: int) -> TrainedRun:
 def test_equals_each_token_scored_alone(stride: int, tmp_path: Path) -> None:
     run, tokens = opened(0), write_tokens(tmp_path / "a.shard", [3, 6, 25])
     classes = torch.arange(laws.VOCAB_SIZE) % 2
-    result = evaluate_sliding(run, tokens, stride=stride, world=World(), classes=classes, show_progress=False)
+    result = evaluate_sliding(run, tokens, stride=stride, world=World(), classes=classes)
     assert result.counts.tolist() == tokens.lengths
     assert result.class_nats is not None and result.class_nats.sum() == pytest.approx(result.nats.sum())
     for utterance, length in enumerate(tokens.lengths):
@@ -55,10 +55,10 @@ def test_equals_each_token_scored_alone(stride: int, tmp_path: Path) -> None:
 def test_what_cannot_slide_is_refused(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path / "a.shard", [25])
     with pytest.raises(UserError, match=r"--stride is for models without memory, and .* has model\.memory=4"):
-        evaluate_sliding(opened(4), tokens, stride=2, world=World(), show_progress=False)
+        evaluate_sliding(opened(4), tokens, stride=2, world=World())
     for stride in (0, 7):
         with pytest.raises(UserError, match=f"--stride is {stride}; it must be from 1 to the window, 6"):
-            evaluate_sliding(opened(0), tokens, stride=stride, world=World(), show_progress=False)
+            evaluate_sliding(opened(0), tokens, stride=stride, world=World())
 
 
 def test_sound_is_scored_so_too(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ class RunContext:
     unit: str = "token"  # what users call a token
     units_per_second: float | None = None  # tokens of one second of audio, to print x real time
     on_evaluate: OnEvaluate | None = None  # called by the first rank after each evaluation
-    show_progress: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Trainer:
 
     def __init__(self, learner: Learner, context: RunContext, *, validate: Validate | None = None) -> None:
         self.learner, self.config, self.world = learner, learner.config, learner.world
-        self._context, self.shows_progress = context, context.show_progress and self.world.is_first
+        self._context, self.shows_progress = context, self.world.shows
         self._validate = validate if self.config.evaluate_tokens != 0 else None
         self._evaluation_due = False  # and not made yet: a stop may come first
         self._looked_s = 0.0  # of training, when it was last looked whether an evaluation is due

@@ -75,11 +75,17 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    show_progress: bool = True  # whether the first rank says what is being done
 
     @property
     def is_first(self) -> bool:
         """Whether this rank prints, writes and decides."""
         return self.rank == 0
+
+    @property
+    def shows(self) -> bool:
+        """Whether this rank says what is being done."""
+        return self.is_first and self.show_progress
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -190,17 +196,17 @@ def choose_device(device: str | None) -> str:
 
 
 @contextmanager
-def job(*, device: str | None = None, timeout_s: float) -> Iterator[World]:
+def job(*, device: str | None = None, timeout_s: float, show_progress: bool = True) -> Iterator[World]:
     """Join the job that torchrun's environment describes, or be a job of one process; leave it after the block.
 
-    device: as for `choose_device`; timeout_s: how long a rank waits for the others in a reduction. Raises RankLost if
-    another rank ended or hangs.
+    device: as for `choose_device`; timeout_s: how long a rank waits for the others in a reduction; show_progress: as in
+    `World`. Raises RankLost if another rank ended or hangs.
     """
     chosen = choose_device(device)
     cuda = chosen == "cuda"
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    world = World(rank, size, torch.device(f"cuda:{local_rank}" if cuda else chosen))
+    world = World(rank, size, torch.device(f"cuda:{local_rank}" if cuda else chosen), show_progress)
     if size > 1 and chosen == "mps":
         raise UserError("device mps: an Apple GPU works for one process; start it without torchrun")
     if cuda:

@@ -21,7 +21,6 @@ class Making(NamedTuple):
 
     data: Path | str | None  # if not the runs' own
     world: World
-    show_progress: bool
 
 
 class ReportContents(ABC):

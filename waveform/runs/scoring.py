@@ -67,7 +67,6 @@ def score(
     classes: Classes | None = None,
     dynamic: DynamicConfig | None = None,
     max_tokens: int | None = None,
-    show_progress: bool = True,
 ) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
@@ -85,9 +84,7 @@ def score(
         max_tokens=max_tokens,
     )
     total = min(tokens.num_tokens, max_tokens or tokens.num_tokens)
-    with Progress(
-        f"{verb} {run.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
-    ) as progress:
+    with Progress(f"{verb} {run.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=world.shows) as progress:
         if dynamic is not None:
             return evaluate_dynamically(
                 run.model, tokens, config, dynamic, world=world, progress=progress, classes=classes

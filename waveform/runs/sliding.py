@@ -22,13 +22,7 @@ from waveform.system.progress import Progress
 
 @torch.inference_mode()
 def evaluate_sliding(
-    run: TrainedRun,
-    tokens: TokenSet,
-    *,
-    stride: int,
-    world: World,
-    classes: torch.Tensor | None = None,
-    show_progress: bool = True,
+    run: TrainedRun, tokens: TokenSet, *, stride: int, world: World, classes: torch.Tensor | None = None
 ) -> Evaluation:
     """Score every token of `tokens` once, with a context of `window` - `stride` tokens or more if there are as many.
 
@@ -48,7 +42,7 @@ def evaluate_sliding(
     places = _places(tokens, window=window, stride=stride)[world.rank :: world.size]
     rows = fast_rows(model, window=window, device=world.device)
     total, unit, unit_s = tokens.num_tokens, run.unit, run.unit_s
-    with Progress(f"evaluate {run.name}", total=total, unit=unit, unit_s=unit_s, enabled=show_progress) as progress:
+    with Progress(f"evaluate {run.name}", total=total, unit=unit, unit_s=unit_s, enabled=world.shows) as progress:
         windows = _deal(tokens, places, window=window, stride=stride, rows=rows)
         for dealt, scores in score_once(model, windows, device=world.device):
             progress.update(tally.add(dealt, scores))

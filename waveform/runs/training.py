@@ -117,7 +117,7 @@ def open_training(
             load_origin(config, learner)
         if world.is_first:  # now that every setting has been accepted
             write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
-        if context.show_progress and world.is_first:
+        if world.shows:
             labelled = f" with {len(names)} labels" if names else ""
             say(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
@@ -126,15 +126,15 @@ def open_training(
             if (reach := optional_parts(model).receptive_field) and per_second:
                 say(f"receptive field: {reach:,} samples = {1000 * reach / per_second:.1f} ms")
         if "origin" in config and trainer.resumed_from is None:
-            if context.show_progress and world.is_first:
+            if world.shows:
                 say(f"beginning with the weights of {config['origin']['run']}, step {config['origin']['step']:,}")
             trainer.save()  # so that this run needs its origin no longer
         yield trainer
 
 
 def say_threads(world: World, *, in_kernels: bool = False) -> None:
-    """Say on the first rank how many threads training uses on a CPU, for what, and why."""
-    if world.is_first and world.device.type == "cpu":
+    """Say how many threads training uses on a CPU, for what, and why."""
+    if world.shows and world.device.type == "cpu":
         num_threads = torch.get_num_threads()
         each = " for kernels, 1 for torch" if in_kernels and num_threads > 1 else ""
         each += " in each process" if world.size > 1 else ""

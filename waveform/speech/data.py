@@ -37,7 +37,7 @@ def cache_of(source: Path, *, run_dir: Path) -> Path:
     return (Path.cwd() if is_hub_name(run_dir) else run_dir.absolute().parent) / name
 
 
-def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World, show_progress: bool = True) -> Dataset:
+def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World) -> Dataset:
     """The data set at `source`; raw audio is first prepared into a folder next to the run, which is then printed.
 
     Its labels are those that `config` asks for; if it does not say, those of a data set, and none of raw audio. Raises
@@ -48,11 +48,11 @@ def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World, 
     cache = cache_of(source, run_dir=run_dir)
     with world.first_alone():
         if world.is_first:
-            if show_progress:
+            if world.shows:
                 say(f"preparing {source} into {cache} (once; later runs reuse it)")
             # Other runs may read the labels that it has.
             prepared_as = replace(config, labels=None) if config.labels == NONE else config
-            prepare(source, cache, config=prepared_as, show_progress=show_progress)
+            prepare(source, cache, config=prepared_as, show_progress=world.shows)
     return as_asked(read_dataset(cache), config, prepared=False)
 
 
@@ -65,19 +65,17 @@ def as_asked(data: Dataset, config: DataConfig, *, prepared: bool) -> Dataset:
     return data if reads_labels else replace(data, labels={})
 
 
-def data_of_training(
-    source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
-) -> Dataset:
+def data_of_training(source: Path, run_dir: Path, config: dict[str, Any], *, world: World) -> Dataset:
     """The data set at `source`, prepared first if it is raw audio, unless the run in `run_dir` began with it."""
     data_config: DataConfig = typed(DataConfig, config["data"], section="data")
     data = _data_of_run(source, run_dir)
     if data is None:
-        data = open_data(source, run_dir=run_dir, config=data_config, world=world, show_progress=show_progress)
+        data = open_data(source, run_dir=run_dir, config=data_config, world=world)
     else:
         if different := differences(format_of(data.modality), data_config.audio_format):
             raise UserError(f"the run in {run_dir} began with other data: {different}; give another RUN_DIR")
         data = as_asked(data, data_config, prepared=False)
-        if show_progress and world.is_first:
+        if world.shows:
             say(f"resuming with {data.folder}, as prepared when this run began")
     require_audio(data.modality, data.folder)
     return data
@@ -162,7 +160,7 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
     # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.
     config = replace(config, **vars(audio_format), labels=None, num_workers=None)
     try:
-        dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
+        dataset = open_data(data, run_dir=run.given, config=config, world=World(show_progress=show_progress))
     except UserError as error:
         if "data." not in str(error):
             raise

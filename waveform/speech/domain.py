@@ -83,9 +83,9 @@ class Speech(TokenDomain):
         modality = data_config.audio_format.modality()
         return {"vocab_size": modality["num_classes"], "modality": modality}
 
-    def open_data(self, request: TrainRequest, config: dict[str, Any], *, world: World, show_progress: bool) -> Dataset:
+    def open_data(self, request: TrainRequest, config: dict[str, Any], *, world: World) -> Dataset:
         assert request.run_dir is not None
-        return data_of_training(request.source, request.run_dir, config, world=world, show_progress=show_progress)
+        return data_of_training(request.source, request.run_dir, config, world=world)
 
     def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
         rate = data.modality["sample_rate_hz"]

@@ -133,7 +133,7 @@ class SoundContents(ReportContents):
 
             others = open_split(scored[0][1], data=making.data, split="train", show_progress=False)
             quality = measure_quality(
-                scored, self.of_quality(), held_out=tokens, others=others, show_progress=making.show_progress
+                scored, self.of_quality(), held_out=tokens, others=others, show_progress=making.world.shows
             )
             table = Table(*quality_rows(quality), note=f"{'; '.join(quality_notes(quality))}.")
         rows, drawn = _player_rows(heard, tokens, self, making)
@@ -244,7 +244,7 @@ def _player_rows(
             rows.append((title, [], nothing, drawn, number))
 
     total_s = sum(seconds for seconds, _ in draws[making.world.rank :: making.world.size])
-    with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=making.show_progress) as progress:
+    with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=making.world.shows) as progress:
 
         def sound(seconds: float, make: Callable[[], np.ndarray]) -> np.ndarray:
             made = make()

@@ -81,11 +81,11 @@ def search(
     base = domain.compose(request)
     domain.refuse(request, base)
     train_config = typed(domain.train_config, base["train"], section="train")
-    with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
+    with job(device=train_config.device, timeout_s=train_config.timeout_s, show_progress=show_progress) as world:
         if world.size > 1:
             raise UserError("a search trains one model at a time, in one process; start it without torchrun")
         space = _free(domain.space(base["model"]["name"], file=config.space), request.overrides)
-        running = _Search(out_dir, request, base, space, domain, config, world, show_progress)
+        running = _Search(out_dir, request, base, space, domain, config, world)
         running.check_alone()
         _require_own(out_dir)
         with (
@@ -147,7 +147,6 @@ class _Search:
     domain: TokenDomain
     config: SearchConfig
     world: World
-    show_progress: bool
 
     def check_alone(self) -> None:
         """Raises UserError for a choice, or an end of a range, that a run would refuse even without the others."""
@@ -178,7 +177,7 @@ class _Search:
     def run(self) -> Found:
         """Run trials until enough have ended or are run by other machines."""
         first_run = replace(self.request, run_dir=self._run_dir(0))  # what is prepared for it serves for all
-        self._data = self.domain.open_data(first_run, self.base, world=self.world, show_progress=self.show_progress)
+        self._data = self.domain.open_data(first_run, self.base, world=self.world)
         self._valid = self._data.open_split("valid")
         self._valid.verify()
         self._study = self._opened()
@@ -258,13 +257,8 @@ class _Search:
             config, train_config = self._checked(drawn)
         except UserError as error:
             return self._fail(trial, str(error))
-        context = RunContext(
-            run_dir,
-            self.world,
-            unit=self.domain.unit,
-            on_evaluate=self._look(trial, run_dir, config),
-            show_progress=self.show_progress,
-        )
+        look = self._look(trial, run_dir, config)
+        context = RunContext(run_dir, self.world, unit=self.domain.unit, on_evaluate=look)
         try:
             with self.domain.open_training(self._data, config, train_config, context) as trainer:
                 result = trainer.run()
@@ -280,7 +274,7 @@ class _Search:
         if result.asked_by:
             raise Interrupted(result.asked_by)
         run = self.domain.load(run_dir, device=self.world.device.type)
-        nats = score(run, self._valid, max_tokens=_MOST_TOKENS, show_progress=self.show_progress).nats_per_token
+        nats = score(run, self._valid, max_tokens=_MOST_TOKENS, world=self.world).nats_per_token
         if not math.isfinite(nats):
             return self._fail(trial, f"its validation NLL is {nats}")
         self._note(trial, run.model, run.train_seconds, run.tokens_seen)
@@ -336,7 +330,7 @@ class _Search:
         return self.out_dir / f"trial-{number:03d}"
 
     def _say(self, line: str) -> None:
-        if self.show_progress:
+        if self.world.shows:
             say(line)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from waveform.domain import TokenDomain, domain_of_runs
 from waveform.engine.token_set import TokenSet
 from waveform.quality.config import QualityConfig
-from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
+from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, common_tokens, display_names
 from waveform.runs.statistics import paired_interval
@@ -38,24 +38,23 @@ def compare(
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(dict.fromkeys(run_dirs))
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs(run_dirs)
-    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
-        shown = show_progress and world.is_first
-        runs, tokens = open_runs(domain, run_dirs, options, data=data, device=world.device.type, show_progress=shown)
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
+        runs, tokens = open_runs(domain, run_dirs, options, data=data, world=world)
         others = None
         if options.published is not None:
             others, options = domain.published(runs, options, data=data)
-        scored = [domain.measure(run, tokens, options, world=world, show_progress=shown) for run in runs]
+        scored = [domain.measure(run, tokens, options, world=world) for run in runs]
         entries = entries_of(domain, scored) if world.is_first else []
         if others is not None:
             entries = [{**entry, "published": others} for entry in entries]
-        if shown:
+        if world.shows:
             print(domain.format_table(entries))
         if quality_config is not None and quality_config.quality and world.is_first:
             named = list(zip(display_names(entries), runs, strict=True))
             train = domain.open_split(runs[0], data=data, split="train", show_progress=False)
-            sound, text = domain.measure_quality(named, quality_config, tokens, train, show_progress=shown)
+            sound, text = domain.measure_quality(named, quality_config, tokens, train, show_progress=world.shows)
             entries = [{**entry, "quality": sound} for entry in entries]
-            if shown:
+            if world.shows:
                 print(text)
         if world.is_first:
             write_json(json_file, entries)
@@ -70,14 +69,14 @@ def open_runs(
     options: EvaluateOptions,
     *,
     data: Path | str | None = None,
-    device: str | None,
-    show_progress: bool,
+    world: World,
 ) -> tuple[list[TrainedRun], TokenSet]:
     """Open runs, and the tokens that all are scored on. Raises UserError if these differ."""
     sizes = {"memory": options.memory, "compressed": options.compressed}
-    runs = [domain.load(run_dir, device=device, **sizes) for run_dir in run_dirs]
+    runs = [domain.load(run_dir, device=world.device.type, **sizes) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
-    token_sets = [domain.open_split(run, data=data, split=options.split, show_progress=show_progress) for run in runs]
+    how: dict[str, Any] = {"data": data, "split": options.split, "show_progress": world.shows}
+    token_sets = [domain.open_split(run, **how) for run in runs]
     return runs, common_tokens(runs, token_sets, split=options.split)
 
 

@@ -32,22 +32,21 @@ def evaluate(
     """
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])
-    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
-        shown = show_progress and world.is_first
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         run = domain.load(run_dir, device=world.device.type, memory=options.memory, compressed=options.compressed)
         domain.refuse_unlike([run], options)
         if plot_file is not None:
             domain.require_plot(run)
-        tokens = domain.open_split(run, data=data, split=options.split, show_progress=shown)
+        tokens = domain.open_split(run, data=data, split=options.split, show_progress=world.shows)
         sound = None
         if quality_config is not None and quality_config.quality and world.is_first:  # first, because it may be refused
             others = domain.open_split(run, data=data, split="train", show_progress=False)
-            sound = domain.measure_quality([(run.name, run)], quality_config, tokens, others, show_progress=shown)
-        scored = domain.measure(run, tokens, options, world=world, show_progress=shown)
+            sound = domain.measure_quality([(run.name, run)], quality_config, tokens, others, show_progress=world.shows)
+        scored = domain.measure(run, tokens, options, world=world)
         figures = scored.figures | ({"quality": sound[0]} if sound else {})
+        if world.shows:
+            print("\n".join([domain.describe(figures), *(sound[1:] if sound else ())]))
         if world.is_first:
-            if show_progress:
-                print("\n".join([domain.describe(figures), *(sound[1:] if sound else ())]))
             write_json(json_file, figures)
             if plot_file is not None:
                 domain.save_plot(plot_file, [scored], [figures])

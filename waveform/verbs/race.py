@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 
 from waveform.domain import TokenDomain, TrainRequest, token_domain_of
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
+from waveform.ranks.distributed import World, choose_device
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.learning_curves import save_learning_curves
@@ -90,9 +92,10 @@ def race(
     if os.environ.get("RANK", "0") != "0":
         return None
     run_dirs = [out_dir / f"{model}-{seed}" for seed in seeds for model in models]
-    device = read_config(run_dirs[0])["train"]["device"]
-    opened, tokens = open_runs(domain, run_dirs, options, device=device, show_progress=show_progress)
-    scored = [domain.measure(run, tokens, options, show_progress=show_progress) for run in opened]
+    device = choose_device(read_config(run_dirs[0])["train"]["device"])
+    world = World(device=torch.device(device), show_progress=show_progress)
+    opened, tokens = open_runs(domain, run_dirs, options, world=world)
+    scored = [domain.measure(run, tokens, options, world=world) for run in opened]
     by_model = {model: scored[i :: len(models)] for i, model in enumerate(models)}
     columns = domain.race_columns(scored[0].figures)
     figures: dict[str, Any] = {

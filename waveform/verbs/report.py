@@ -43,30 +43,29 @@ def report(
     contents = contents or domain.report_contents()
     require_each_once([*run_dirs, *contents.listen])
     options = contents.options
-    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
-        shown = show_progress and world.is_first
-        how: dict[str, Any] = {"world": world, "show_progress": shown}
-        runs, tokens = open_runs(domain, run_dirs, options, data=data, device=world.device.type, show_progress=shown)
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
+        runs, tokens = open_runs(domain, run_dirs, options, data=data, world=world)
         others = contents.others(runs, device=world.device.type)
         places = [
-            nll_by_place(run, tokens, first=contents.first(run), max_tokens=contents.max_tokens, **how) for run in runs
+            nll_by_place(run, tokens, first=contents.first(run), max_tokens=contents.max_tokens, world=world)
+            for run in runs
         ]
         scored = []
         for run, place in zip(runs, places, strict=True):
             if (result := contents.result(tokens, place)) is None:
-                scored.append(domain.measure(run, tokens, options, **how))
+                scored.append(domain.measure(run, tokens, options, world=world))
             else:
                 scored.append(ScoredRun(run, result, domain.figures(run, tokens, result, options)))
         (entries,) = world.share([partial(entries_of, domain, scored)])  # times sampling, which must not be disturbed
-        if shown:
+        if world.shows:
             print(domain.format_table(entries))
         names = display_names(entries)
         named = dict(zip(names, runs, strict=True))
         others = {f"{name} (--listen)" if name in named else name: run for name, run in others.items()}
         attention = world.share(
-            [partial(_attention, run, tokens, label=name, show_progress=shown) for name, run in named.items()]
+            [partial(_attention, run, tokens, label=name, show_progress=world.shows) for name, run in named.items()]
         )
-        parts, figures = contents.shown(named | others, tokens, entries, Making(data, **how))
+        parts, figures = contents.shown(named | others, tokens, entries, Making(data, world))
         figures = {
             "comparison": entries,
             "by_place": [{"label": name, **place.figures()} for name, place in zip(names, places, strict=True)],
@@ -92,7 +91,7 @@ def report(
         )
         write_page(out, page)
         write_json(json_file, figures)
-        if shown:
+        if world.shows:
             print(f"{out}: open it in a browser")
         return figures
 

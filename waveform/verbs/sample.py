@@ -54,8 +54,7 @@ def sample(
     check_amount(num, seconds, endless=output.is_live)  # settings out of range must leave no empty files behind
     output.require_possible(num=num)
     sampling = sampling or SamplingConfig()
-    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
-        shown = show_progress and world.is_first
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         run = load(run_dir, device=world.device.type)
         known = _labels(run, sampling)
         output.require_possible(num=num * len(known))
@@ -64,7 +63,7 @@ def sample(
         rate = run.audio_format.sample_rate_hz
         if output.play:
             require_sound_device(sample_rate_hz=rate)
-        if shown and sampling.int8:
+        if world.shows and sampling.int8:
             print(_int8_cost(run), file=sys.stderr if output.is_piped else sys.stdout, flush=True)
         primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None
         name = f"{run.name}_step{run.step}_seed{sampling.seed}"
@@ -80,7 +79,7 @@ def sample(
         total_s = len(own) * seconds if math.isfinite(seconds) else None
         if own:
             with (
-                Progress("sample", total=total_s, unit="s", unit_s=1, enabled=shown) as progress,
+                Progress("sample", total=total_s, unit="s", unit_s=1, enabled=world.shows) as progress,
                 output.open(
                     paths[first:end], sample_rate_hz=rate, seconds=primer_s + seconds, tell=progress.write
                 ) as write,
@@ -95,7 +94,7 @@ def sample(
                 own_streams = replace(sampling, first_stream=first)
                 run.sample(num=len(own), seconds=seconds, sampling=own_streams, prime=primer, on_block=take, labels=own)
         world.barrier()
-        if shown:
+        if world.shows:
             for path in paths:
                 print(path)
     return paths

@@ -90,22 +90,22 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
         runs.append((request, config, typed(domain.train_config, config["train"], section="train")))
         domain.refuse(request, config)
     first, shared, shared_train = runs[0]  # all have its data, device and patience
-    with job(device=shared_train.device, timeout_s=shared_train.timeout_s) as world, ExitStack() as opened:
+    joined = job(device=shared_train.device, timeout_s=shared_train.timeout_s, show_progress=show_progress)
+    with joined as world, ExitStack() as opened:
         for request, config, train_config in runs:
             assert request.run_dir is not None
             check_run_dir(request.run_dir)
             domain.check(request, config, train_config, world=world)
             refuse_other_config(request.run_dir, config)
-        data = domain.open_data(first, shared, world=world, show_progress=show_progress)
+        data = domain.open_data(first, shared, world=world)
         trainers = []
         for request, config, train_config in runs:
             assert request.run_dir is not None
-            look, unit = domain.on_evaluate(data, train_config), domain.unit
-            context = RunContext(request.run_dir, world, unit=unit, on_evaluate=look, show_progress=show_progress)
+            look = domain.on_evaluate(data, train_config)
+            context = RunContext(request.run_dir, world, unit=domain.unit, on_evaluate=look)
             training = domain.open_training(data, config, train_config, context)
             trainers.append(opened.enter_context(training))
-        if show_progress:
-            say_threads(world, in_kernels=all(trainer.learner.runs_in_kernels for trainer in trainers))
+        say_threads(world, in_kernels=all(trainer.learner.runs_in_kernels for trainer in trainers))
         yield trainers
 
 

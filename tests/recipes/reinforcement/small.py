@@ -48,7 +48,7 @@ def small_learner(
     dtype: torch.dtype = torch.float32,
     **train: Any,
 ) -> AgentLearner:
-    world = world or World()
+    world = world or World(show_progress=False)
     config = BaseTrainConfig(
         **{"max_steps": 6, "batch_size": 4, "chunk": UNROLL, "lr": 1e-2, "warmup_steps": 2, "log_every": 2,
            "checkpoint_every": 1000, "clip_norm": 1.0, "device": "cpu", **train}
@@ -62,4 +62,4 @@ def small_trainer(run_dir: Path, *, world: World | None = None, **options: Any) 
     """A trainer in `run_dir`, and its learner."""
     run_dir.mkdir(parents=True, exist_ok=True)
     learner = small_learner(world=world, **options)
-    return Trainer(learner, RunContext(run_dir, world or World(), show_progress=False)), learner
+    return Trainer(learner, RunContext(run_dir, learner.world)), learner
