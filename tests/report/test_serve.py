@@ -115,8 +115,9 @@ def test_what_is_out_of_range_is_one_line(server: SoundServer) -> None:
 def test_uploads_that_are_no_audio_are_refused(server: SoundServer) -> None:
     status, line = refused(sound(server, b"RIFF" + bytes(100)))
     assert status == 400 and line.startswith("cannot use the recording: ") and "/" not in line
-    huge = {"Content-Length": str(1 << 40)}
-    assert refused(ask(server, "POST", "/sound", headers=huge)) == (413, "a recording may have 20 MiB at most")
+    for length in (str(1 << 40), "9" * 5000):  # Python converts no number of more than 4300 digits
+        answer = refused(ask(server, "POST", "/sound", headers={"Content-Length": length}))
+        assert answer == (413, "a recording may have 20 MiB at most"), length
     for headers in ({"Content-Length": "-1"}, {"Content-Length": "x"}, {"Transfer-Encoding": "chunked"}):
         assert ask(server, "POST", "/sound", headers=headers).status == 411, headers
 

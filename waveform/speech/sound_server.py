@@ -35,6 +35,7 @@ from waveform.system.errors import UserError
 from waveform.system.rules import POSITIVE, check_rules, whole_number
 
 _MAX_BODY_BYTES = 20 << 20
+_MOST_DIGITS = 18  # of a length that is read as a number; Python refuses 4,300 and more
 _PRIME_S = 10.0  # of an uploaded recording: its end
 _UPLOAD_S = 60.0  # for all of it
 _SILENT_S = 30.0  # a client that neither sends nor reads for so long is gone
@@ -185,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "0")
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "say how long the recording is")
-        if int(length) > _MAX_BODY_BYTES:
+        if len(length) > _MOST_DIGITS or int(length) > _MAX_BODY_BYTES:
             raise _Refused(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a recording may have {_MAX_BODY_BYTES >> 20} MiB at most"
             )
