@@ -69,6 +69,13 @@ def test_filters_may_be_wider_than_those_of_the_origin(tmp_path: Path) -> None:
     assert config["model"]["prediction_widening"] == 0.9
 
 
+def test_settings_in_braces_count_over_those_of_the_origin(tmp_path: Path) -> None:
+    overrides = ["+train={lr: 0.5, beta2: 0.9}", "model={window: 64}"]
+    config = compose_from(Origin("speech-en"), tmp_path / "new", overrides, compose=compose_config)
+    taken = config["train"]["lr"], config["train"]["beta2"], config["model"]["window"], config["model"]["d_model"]
+    assert taken == (0.5, 0.9, 64, 96)
+
+
 @pytest.mark.parametrize("optimiser", [False, True])
 def test_a_run_begins_with_the_weights_of_another(go_on: GoOn, speech: Path, tmp_path: Path, optimiser: bool) -> None:
     go_on(tmp_path / "run", *["--from-optimiser"] * optimiser)

@@ -15,7 +15,7 @@ from waveform.runs.configured_model import labels_of
 from waveform.runs.folder import CONFIG_FILE, Saved, comparable, read_config, with_defaults
 from waveform.runs.named import full_name
 from waveform.runs.opened import find_saved, use_saved
-from waveform.runs.settings import differing_keys, setting_of
+from waveform.runs.settings import differing_keys, given_by
 from waveform.system.errors import UserError
 
 # Settings that depend on the machine, which a run does not take over.
@@ -55,7 +55,7 @@ def compose_from(
     if record is None:
         return compose(overrides)
     before = with_defaults(before)  # refuses a model that is a path, at which Hydra would look for a file
-    given = set(map(setting_of, overrides))
+    given = set(given_by(overrides))
     own_model = [] if "model" in given else [f"model={before['model']['name']}"]
     config = compose([*own_model, *overrides], any_model=True)
     kept = {"model": config["model"]["name"] == before["model"]["name"], "train": "preset" not in given}

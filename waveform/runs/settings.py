@@ -293,6 +293,23 @@ def setting_of(override: str) -> str:
     return override.lstrip("+").partition("=")[0]
 
 
+def given_by(overrides: Iterable[str]) -> list[str]:
+    """Dotted names of all settings that overrides give: of `train={lr: 1, beta2: 0.9}`, train.lr and train.beta2."""
+    names: list[str] = []
+    for override in overrides:
+        name = setting_of(override)
+        names += _leaves(name, _parsed(override).value()) if "{" in override else [name]
+    return names
+
+
+def _leaves(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(f"{name}.{key}", part)
+    else:
+        yield name
+
+
 def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:
     """A dataclass instance from one section of a configuration, its types checked.
 

@@ -22,7 +22,7 @@ from waveform.runs.hub import is_hub_name
 from waveform.runs.named import is_bundled, temporary_folder
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import own_tokens
-from waveform.runs.settings import setting_of, typed
+from waveform.runs.settings import given_by, typed
 from waveform.system.console import say
 from waveform.system.errors import UserError
 
@@ -100,7 +100,7 @@ def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequenc
     split = data.sources.get("split")
     if not isinstance(split, dict):  # not audio
         return
-    given = {setting_of(override).removeprefix("data.") for override in overrides}
+    given = {key.removeprefix("data.") for key in given_by(overrides)}
     before = format_of(data.modality)
     now = replace(before, **{name: config["data"][name] for name in vars(before) if name in given})
     if different := differences(before, now):
@@ -111,7 +111,7 @@ def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequenc
         raise UserError(
             f"data.labels={labels}, but {data_dir} was prepared {how}; leave the setting out, or prepare it with that"
         )
-    for key in map(setting_of, overrides):
+    for key in given_by(overrides):
         name = key.removeprefix("data.split.")
         if name != key and config["data"]["split"][name] != (was := split.get(f"split.{name}")):
             by = f"as the corpus {split['corpus']} is" if "corpus" in split else f"by its folders {split.get('layout')}"

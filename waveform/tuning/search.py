@@ -37,7 +37,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import comparable
 from waveform.runs.learning_curves import learning_curve
 from waveform.runs.scoring import score
-from waveform.runs.settings import differing_keys, setting_of, typed
+from waveform.runs.settings import differing_keys, given_by, typed
 from waveform.runs.space import SearchConfig, Space, short, shown
 from waveform.system.atomic import explain_write_errors
 from waveform.system.console import say
@@ -97,7 +97,7 @@ def search(
 
 def _free(space: Space, overrides: Sequence[str]) -> Space:
     """The space without what the user's settings give. Raises UserError for settings that no search can vary."""
-    given = set(map(setting_of, overrides))
+    given = set(given_by(overrides))
     searched = {setting for dimension in space.dimensions for setting in space.settings_of(dimension)}
     for setting in sorted(given | searched):
         place = f"{space.place}: " if setting in searched else ""

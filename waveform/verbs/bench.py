@@ -22,7 +22,7 @@ from waveform.benchmarks.report import format_figures
 from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import choose_device
 from waveform.runs.configured_model import window_of
-from waveform.runs.settings import setting_of, typed
+from waveform.runs.settings import given_by, setting_of, typed
 from waveform.speech.config import SpeechTrainConfig, compose_config
 from waveform.system.atomic import require_writable
 from waveform.system.console import counted
@@ -126,7 +126,7 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     # State must not reset while updates are timed, and an update of one window takes a CPU long enough.
     train["state"] = "utterance"
     train["update_period"] = 1  # the tokens of an update are counted as one chunk of each row
-    if device == "cpu" and "train.chunk" not in map(setting_of, overrides):
+    if device == "cpu" and "train.chunk" not in given_by(overrides):
         train["chunk"] = window_of(config) * train["unroll"]
     typed(SpeechTrainConfig, train, section="train")
     del train["sample_seconds"]  # nobody listens

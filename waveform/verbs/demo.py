@@ -16,7 +16,7 @@ from waveform.engine.metrics import read_metrics
 from waveform.engine.sampler import SamplingConfig
 from waveform.runs.folder import read_config
 from waveform.runs.named import bundled_names
-from waveform.runs.settings import setting_of, typed
+from waveform.runs.settings import given_by, typed
 from waveform.speech.config import SpeechTrainConfig, compose_config
 from waveform.speech.domain import Speech
 from waveform.speech.report import ALONE, SoundContents
@@ -47,7 +47,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     if others and not is_dataset(out_dir / "data"):
         raise UserError(f"--out {out_dir} is not empty; give a new folder")
     for override in overrides:
-        if setting_of(override) == "model":
+        if "model" in given_by([override]):
             raise UserError(f"{override}: the demo trains {', '.join(Speech.race_models)}; leave it out")
     runs = {out_dir / model: [f"model={model}", "preset=demo", *overrides] for model in Speech.race_models}
     for settings in runs.values():

@@ -10,7 +10,7 @@ from waveform.audio.corpus.cluster import cluster
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.corpus.prepare import prepare as prepare_folder
 from waveform.engine.dataset import Dataset
-from waveform.runs.settings import setting_of, typed
+from waveform.runs.settings import given_by, setting_of, typed
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 
@@ -41,8 +41,8 @@ def prepare(
             raise UserError(f"{override} is for training; prepare reads the settings of data: leave it out")
     if published is not None:
         for override in overrides:
-            setting = setting_of(override)
-            if setting == "data.split.by" or (published.is_divided and setting.startswith("data.split.")):
+            of_split = [name for name in given_by([override]) if name.startswith("data.split.")]
+            if "data.split.by" in of_split or (published.is_divided and of_split):
                 raise UserError(f"{override}: {published.title} is divided as published; leave it out")
         overrides = [*published.settings, *overrides]
     config = typed(DataConfig, compose_config(overrides, config_dir=config_dir)["data"], section="data")

@@ -19,7 +19,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.scoring import EvaluateOptions, ScoredRun
-from waveform.runs.settings import setting_of, typed
+from waveform.runs.settings import given_by, typed
 from waveform.runs.speeds import warnings_of
 from waveform.runs.statistics import interval_over_utterances, mean_and_interval, with_intervals
 from waveform.system.console import table
@@ -73,7 +73,7 @@ def race(
     if (out_dir / CONFIG_FILE).exists():
         raise UserError(f"{out_dir} is a run; give a folder for the race, which keeps its runs there")
     for override in overrides:
-        if setting_of(override) == "model":
+        if "model" in given_by([override]):
             raise UserError(f"{override}: a race has several models; name them with --models")
     settings, configs = {}, []
     for model in models:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waveform.domain import TokenDomain, TrainRequest, token_domain_of
-from waveform.runs.settings import setting_of, to_yaml
+from waveform.runs.settings import given_by, to_yaml
 from waveform.runs.space import SearchConfig, shown
 from waveform.system.atomic import require_writable
 from waveform.system.console import counted, table
@@ -49,7 +49,7 @@ def tune(
     source, out_dir, domain = Path(source), Path(out_dir), token_domain_of(source)
     config = config or SearchConfig()
     require_writable(json_file, option="--json")
-    if "preset" not in map(setting_of, overrides):
+    if "preset" not in given_by(overrides):
         overrides = [f"preset={domain.tune_preset}", *overrides]
     own = None if config_dir is None else Path(config_dir)
     request = TrainRequest(source, overrides=overrides, config_dir=own)
