@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
 from waveform.runs.archive import unpack
-from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.hub import download, is_hub, is_hub_name, unpack_hub
 from waveform.system.atomic import explain_write_errors
 from waveform.system.errors import UserError, alias_in_messages
@@ -32,8 +31,7 @@ def find_run(given: Path | str) -> Path:
     if path.is_file():
         return _unpack_once(path)
     if is_bundled(given):
-        folder = BUNDLED / given
-        return folder if folder.is_dir() else _unpack_once(BUNDLED / f"{given}.zip")
+        return _unpack_once(BUNDLED / f"{given}.zip")
     if path.exists():
         raise UserError(f"{given} is neither a run folder nor an archive of one")
     names = ", ".join(bundled_names())
@@ -46,8 +44,7 @@ def find_run(given: Path | str) -> Path:
 
 def bundled_names() -> list[str]:
     """Names of the runs that come with waveform, sorted."""
-    archives = {path.stem for path in BUNDLED.glob("*.zip")}
-    return sorted(archives | {path.parent.name for path in BUNDLED.glob(f"*/{CONFIG_FILE}")})
+    return sorted(path.stem for path in BUNDLED.glob("*.zip"))
 
 
 def is_bundled(given: Path | str) -> bool:

@@ -27,16 +27,14 @@ def mean_and_interval(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": mean, "interval_95": interval, "seeds": list(values)}
 
 
-def interval_over_utterances(
-    nats: np.ndarray, counts: np.ndarray, *, resamples: int = 10_000, seed: int = 0
-) -> list[float] | None:
+def interval_over_utterances(nats: np.ndarray, counts: np.ndarray, *, resamples: int = 10_000) -> list[float] | None:
     """95% interval of the nats per token, by the bootstrap over utterances (percentiles; Efron and Tibshirani 1993).
 
     nats, counts: [N], of each utterance. Each resample draws utterances with replacement. None for fewer than five.
     """
     if len(counts) < _FEWEST_UTTERANCES:
         return None
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     means = []
     for _ in range(resamples):
         chosen = rng.integers(len(counts), size=len(counts))

@@ -16,7 +16,6 @@ from waveform.audio.demo_voices import demo_voices_dir
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
-from waveform.runs.configured_model import labels_of
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.hub import is_hub_name
 from waveform.runs.named import is_bundled, temporary_folder
@@ -148,10 +147,9 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
     if data is None:
         if not is_bundled(run.given):
             return own_tokens(run, split=split)
-        voices = bool(labels_of(run.config))
-        data = _prepared(demo_voices_dir(), FOLDER) if voices else _prepared(demo_speech_dir(), NONE)
+        data = _prepared(demo_voices_dir(), FOLDER) if run.labels else _prepared(demo_speech_dir(), NONE)
         if show_progress:
-            say(f"{run.given}: on the {split} recordings of the bundled {'voices' if voices else 'speech'}")
+            say(f"{run.given}: on the {split} recordings of the bundled {'voices' if run.labels else 'speech'}")
     data = Path(data)
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")

@@ -8,7 +8,7 @@ import msgspec
 
 from waveform.domain import domain_of_runs
 from waveform.runs.archive import write_archive
-from waveform.runs.configured_model import labels_of, num_parameters
+from waveform.runs.configured_model import num_parameters
 from waveform.runs.hub import write_hub
 from waveform.runs.named import is_bundled
 from waveform.runs.opened import TrainedRun, use_saved
@@ -87,7 +87,7 @@ def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
     """What the template of the card asks for. Raises UserError for figures of another run."""
     if is_bundled(run.given):
         given = {name: value for name, value in asdict(card).items() if value is not None}
-        card = replace(_OF_BUNDLED_VOICES if labels_of(run.config) else _OF_BUNDLED, **given)
+        card = replace(_OF_BUNDLED_VOICES if run.labels else _OF_BUNDLED, **given)
     figures, quality, size = None, [], num_parameters(run.model)
     if card.figures is not None:
         try:
