@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 
+import waveform
 from tests.calling import mistake
 from tests.faults.forks import wait_for
 from tests.faults.small_runs import SETTINGS, make_speech_run
@@ -21,6 +22,7 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.speech import sound_server
 from waveform.speech.run import Run, load
 from waveform.speech.sound_server import ServeConfig, SoundServer
+from waveform.system.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +140,11 @@ def test_other_sites_are_refused(server: SoundServer) -> None:
     assert refused(ask(server, "POST", "/sound", headers={"Origin": "http://other.example"}))[0] == 403
     own = {"Origin": f"http://127.0.0.1:{server.server_port}"}
     assert ask(server, "POST", "/sound?seconds=0.1", headers=own).status == 200
+
+
+def test_one_run_need_not_be_in_a_list(place: Path, server: SoundServer) -> None:
+    with pytest.raises(UserError, match="give another --port"):
+        waveform.serve(str(place / "run"), ServeConfig(port=server.server_port))
 
 
 def test_mistakes_on_the_command_line(place: Path, server: SoundServer, capsys: pytest.CaptureFixture[str]) -> None:

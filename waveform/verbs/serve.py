@@ -11,11 +11,14 @@ from waveform.system.console import printable, say
 from waveform.system.errors import UserError
 
 
-def serve(run_dirs: Sequence[Path | str] = (), config: ServeConfig | None = None, *, device: str | None = None) -> None:
+def serve(
+    run_dirs: Sequence[Path | str] | Path | str = (), config: ServeConfig | None = None, *, device: str | None = None
+) -> None:
     """Serve a page with the runs on audio in `run_dirs` (none: those that come with waveform) until it is interrupted.
 
     Raises UserError as `load` does, if a run stands twice, and if the address is taken.
     """
+    run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else run_dirs
     config, place = config or ServeConfig(), choose_device(device)
     names = [printable(str(run_dir)) for run_dir in run_dirs or bundled_names()]
     if twice := {name for name in names if names.count(name) > 1}:
