@@ -239,6 +239,23 @@ class TokenDomain(Domain):
     def describe(self, figures: dict[str, Any]) -> str:
         """Figures of one run as text."""
 
+    def quality(
+        self,
+        runs: Sequence[TrainedRun],
+        config: QualityConfig | None,
+        tokens: TokenSet,
+        *,
+        data: Path | str | None,
+        world: World,
+    ) -> tuple[dict[str, Any], str] | None:
+        """How samples of runs sound, if config asks for it, measured by the first rank. Raises UserError."""
+        if config is None or not config.quality or not world.is_first:
+            return None
+        others = self.open_split(runs[0], data=data, split="train", show_progress=False)
+        names = display_names([{"model": run.name, "run": str(run.given)} for run in runs])
+        named = list(zip(names, runs, strict=True))
+        return self.measure_quality(named, config, tokens, others, show_progress=world.shows)
+
     def measure_quality(
         self,
         runs: Sequence[tuple[str, TrainedRun]],

@@ -10,6 +10,7 @@ import soundfile
 from tests.calling import Capsys, cli, figures_of, mistake
 from tests.faults.small_runs import WAVENET_SETTINGS
 from tests.quality.test_figures import RATE_HZ, voice
+from waveform.domain import TokenDomain
 from waveform.quality import measure
 from waveform.speech.run import load
 from waveform.system.errors import UserError
@@ -79,10 +80,12 @@ def test_compare_shows_every_run(place: Path, few: list[str], tmp_path: Path, ca
     assert [len(entry["quality"]["sets"]) for entry in entries] == [4, 4]
 
 
-def test_what_cannot_be_measured_is_one_line(place: Path, few: list[str], capsys: Capsys) -> None:
+def test_what_cannot_be_measured_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     run = place / "run"
     assert "quality needs at least 3 samples" in mistake(["evaluate", run, "--quality", "--num", "2"], capsys)
     assert "give 1 to 60" in mistake(["evaluate", run, "--quality", "--seconds", "0.5"], capsys)
     assert "temperature" in mistake(["evaluate", run, "--quality", "--temperature", "-1"], capsys)
-    line = mistake(["evaluate", run, "--quality", "--seconds", "3"], capsys)
-    assert "quality needs 32 real clips of 3 s, and a split of this data has 0" in line
+    monkeypatch.setattr(TokenDomain, "measure", None)  # refused before anything is scored
+    for verb in ("evaluate", "compare"):
+        line = mistake([verb, run, "--quality", "--seconds", "3"], capsys)
+        assert "quality needs 32 real clips of 3 s, and a split of this data has 0" in line

@@ -9,7 +9,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions, ScoredRun, common_tokens, display_names
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, common_tokens
 from waveform.runs.statistics import paired_interval
 from waveform.system.output import check_files, write_json
 
@@ -43,19 +43,15 @@ def compare(
         others = None
         if options.published is not None:
             others, options = domain.published(runs, options, data=data)
+        sound = domain.quality(runs, quality_config, tokens, data=data, world=world)
         scored = [domain.measure(run, tokens, options, world=world) for run in runs]
         entries = entries_of(domain, scored) if world.is_first else []
         if others is not None:
             entries = [{**entry, "published": others} for entry in entries]
+        if sound:
+            entries = [{**entry, "quality": sound[0]} for entry in entries]
         if world.shows:
-            print(domain.format_table(entries))
-        if quality_config is not None and quality_config.quality and world.is_first:
-            named = list(zip(display_names(entries), runs, strict=True))
-            train = domain.open_split(runs[0], data=data, split="train", show_progress=False)
-            sound, text = domain.measure_quality(named, quality_config, tokens, train, show_progress=world.shows)
-            entries = [{**entry, "quality": sound} for entry in entries]
-            if world.shows:
-                print(text)
+            print("\n".join([domain.format_table(entries), *(sound[1:] if sound else ())]))
         if world.is_first:
             write_json(json_file, entries)
             if plot_file is not None:

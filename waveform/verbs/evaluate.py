@@ -38,10 +38,7 @@ def evaluate(
         if plot_file is not None:
             domain.require_plot(run)
         tokens = domain.open_split(run, data=data, split=options.split, show_progress=world.shows)
-        sound = None
-        if quality_config is not None and quality_config.quality and world.is_first:  # first, because it may be refused
-            others = domain.open_split(run, data=data, split="train", show_progress=False)
-            sound = domain.measure_quality([(run.name, run)], quality_config, tokens, others, show_progress=world.shows)
+        sound = domain.quality([run], quality_config, tokens, data=data, world=world)
         scored = domain.measure(run, tokens, options, world=world)
         figures = scored.figures | ({"quality": sound[0]} if sound else {})
         if world.shows:
