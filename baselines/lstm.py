@@ -18,8 +18,6 @@ from waveform.engine.interface import Step, detach
 from waveform.models.dropout import Dropout
 from waveform.models.embeddings import token_embedding
 from waveform.models.heads import output_head
-from waveform.models.label_embedding import RowLabels
-from waveform.models.linear_prediction import PredictionState
 from waveform.models.model_config import MAX_LAYERS, LargeVocabularyConfig, Width
 from waveform.models.token_model import Inputs, TokenModel
 from waveform.system.rules import BELOW_1, whole_number
@@ -42,8 +40,6 @@ class LSTMState(NamedTuple):
 
     hidden: Tensor  # h [B, L, D]
     cell: Tensor  # c [B, L, D]
-    labels: RowLabels = ()  # of the utterances that are read; empty without labels
-    predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
 
 
 class LSTM(TokenModel):

@@ -16,8 +16,8 @@ from waveform.decoding.compressive_transformer import CompressiveTransformerWith
 from waveform.engine.interface import Decoder
 from waveform.models.dropout import Dropout
 from waveform.models.initial_values import INIT_STD
-from waveform.models.memory import CompressiveState
 from waveform.models.model_config import MAX_SLOTS, Width
+from waveform.models.token_model import TokenState
 from waveform.models.transformer_config import CompressiveTransformerConfig, SlotsOfLayers, TransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.rules import one_of, whole_number
@@ -111,7 +111,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
             return "int8 sampling knows model.position=relative only"
         return super().why_no_int8
 
-    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
+    def decoder(self, state: TokenState, *, int8: bool = False) -> Decoder | None:
         """As the Compressive Transformer's; None with other encodings of positions."""
         return None if isinstance(self.layers[0].attention, EncodedAttention) else super().decoder(state, int8=int8)
 

@@ -14,16 +14,14 @@ by side. Training on two CPU cores at 32 to 416 channels takes 0.75 to 1.03 of t
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from waveform.engine.interface import Step
 from waveform.models.heads import PredictionHead, SoftmaxHead
-from waveform.models.label_embedding import RowLabels
 from waveform.models.linear import Linear
-from waveform.models.linear_prediction import PredictionState
 from waveform.models.model_config import MAX_LAYERS, MAX_WIDTH, ModelConfig, Width
 from waveform.models.token_model import Inputs, TokenModel
 from waveform.system.errors import UserError
@@ -70,12 +68,9 @@ class WaveNetConfig(ModelConfig):
         return [(self.kernel_size - 1) * dilation for dilation in self.dilations]
 
 
-class WaveNetState(NamedTuple):
-    """The last inputs of every layer's convolution, zeros (the paper's padding) before the stream's first."""
-
-    fifos: tuple[Tensor, ...]  # L of [B, H, C], oldest first; H differs from layer to layer
-    labels: RowLabels = ()  # of the utterances that are read; empty without labels
-    predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
+# The last inputs of every layer's convolution, zeros (the paper's padding) before the stream's first: L of [B, H, C],
+# oldest first; H differs from layer to layer
+WaveNetState = tuple[Tensor, ...]
 
 
 def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.Linear:
@@ -147,9 +142,7 @@ class WaveNet(TokenModel):
     def empty_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> WaveNetState:
         """As `TokenModel.empty_state`."""
         c = self.config.residual_channels
-        return WaveNetState(
-            tuple(torch.zeros(batch_size, steps, c, device=device, dtype=dtype) for steps in self.config.histories)
-        )
+        return tuple(torch.zeros(batch_size, steps, c, device=device, dtype=dtype) for steps in self.config.histories)
 
     def trunk(self, inputs: Inputs, state: WaveNetState) -> Step:
         """Sums of skips [B, T, S] and the state after them, detached unless `carry_gradient`."""
@@ -159,7 +152,7 @@ class WaveNet(TokenModel):
             x_TBC = x_TBC + inputs.added.transpose(0, 1)
         gates, fifos = [], []
         for layer, dilation in enumerate(self.config.dilations):
-            fifo_BHC = state.fifos[layer]
+            fifo_BHC = state[layer]
             past_TBC = torch.cat([fifo_BHC.transpose(0, 1), x_TBC])  # [H + T, B, C]
             # A copy: a view would keep all of `past_TBC` alive, and bloat a checkpoint.
             last_BHC = past_TBC[num_steps:].transpose(0, 1).to(fifo_BHC.dtype).contiguous()
@@ -171,4 +164,4 @@ class WaveNet(TokenModel):
             if layer < len(self.residuals):
                 x_TBC = x_TBC + self.residuals[layer](gates[-1])
         hidden_TBS = self.skip(torch.cat(gates, dim=-1))
-        return Step(hidden_TBS.transpose(0, 1), WaveNetState(tuple(fifos)), {})
+        return Step(hidden_TBS.transpose(0, 1), tuple(fifos), {})

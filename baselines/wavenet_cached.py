@@ -8,10 +8,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from baselines.wavenet import WaveNet, WaveNetState
+from baselines.wavenet import WaveNet
 from waveform.decoding.stepped import SteppedDecoder
 from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
+from waveform.models.token_model import TokenState
 
 _SIZES = ("vocab_size", "num_stacks", "layers_per_stack", "kernel_size", "num_labels", "classes", "prediction_widening")
 _WIDTHS = ("residual_channels", "gate_channels", "skip_channels", "end_channels")
@@ -26,7 +27,7 @@ class WaveNetWithDecoders(WaveNet):
         """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
         return KNOWN.why_not_in_kernels(self.config, self.embedding.weight)
 
-    def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder | None:
+    def decoder(self, state: TokenState, *, int8: bool = False) -> Decoder | None:
         """A decoder that continues from `state` with the weights as they are now; None if settings are not known."""
         if self.why_no_int8 is None:
             from baselines.wavenet_kernels import KernelWaveNetDecoder  # here, so that only sampling loads numba
@@ -44,7 +45,7 @@ class WaveNetDecoder(SteppedDecoder):
     """
 
     @torch.inference_mode()
-    def __init__(self, model: WaveNet, state: WaveNetState) -> None:
+    def __init__(self, model: WaveNet, state: TokenState) -> None:
         super().__init__(model, state)
         config = model.config
         convolutions = cast(list[nn.Linear], model.convolutions)
@@ -56,7 +57,7 @@ class WaveNetDecoder(SteppedDecoder):
 
         # All rings in one buffer [sum of H, B, C]. Step n is kept at n mod H, so tap k (0: oldest) of step n, which
         # reads step n - (K - 1 - k) * D, finds it at (n + k * D) mod H, and step n replaces what tap 0 read.
-        self._rings = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).to(kernels.dtype)
+        self._rings = torch.cat([fifo.transpose(0, 1) for fifo in state.trunk]).to(kernels.dtype)
         self._lengths = torch.tensor(config.histories, device=kernels.device)[:, None]
         self._starts = self._lengths.cumsum(0) - self._lengths
         older_taps = torch.arange(config.kernel_size - 1, device=kernels.device)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baselines.wavenet import WaveNet, WaveNetState
+from baselines.wavenet import WaveNet
 from waveform.kernels.compiling import kernel
 from waveform.kernels.dense import ADD, SET, DenseWeights, dense, pad_last, zeros
 from waveform.kernels.draw import Draws, KernelDecoder, drawing
@@ -20,6 +20,7 @@ from waveform.kernels.row_inputs import embed_rows, lay_out_head, lay_out_inputs
 from waveform.kernels.rows import copy
 from waveform.kernels.threads import share_vectors, shared_out
 from waveform.kernels.vectors import LANES, at, fill, get_int64, load, maximum, padded, sigmoid, store, tanh
+from waveform.models.token_model import TokenState
 
 _CONVOLVE, _RESIDUAL, _SKIP, _MIX, _HEAD = range(5)
 
@@ -109,13 +110,13 @@ class KernelWaveNetDecoder(KernelDecoder):
     """Steps an fp32 WaveNet on the CPU. int8: weights are kept in 8 bits, with a scale for each output."""
 
     @torch.inference_mode()
-    def __init__(self, model: WaveNet, state: WaveNetState, *, int8: bool = False) -> None:
+    def __init__(self, model: WaveNet, state: TokenState, *, int8: bool = False) -> None:
         config, weights = model.config, _lay_out_weights(model, int8=int8)
-        num_rows, num_layers, num_logits = len(state.fifos[0]), len(config.dilations), weights["head"].num_outputs
+        num_rows, num_layers, num_logits = len(state.trunk[0]), len(config.dilations), weights["head"].num_outputs
         width, num_gates = padded(config.residual_channels), padded(config.gate_channels)
         num_skip, num_end = padded(config.skip_channels), padded(config.head_width)
         inputs, self._sound = lay_out_inputs(model, state, num_rows=num_rows, width=width)
-        fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).float()
+        fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.trunk]).float()
         fields = {
             **weights,
             **inputs,

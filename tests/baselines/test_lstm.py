@@ -83,11 +83,11 @@ def test_dropout_is_on_what_enters_and_leaves_layers() -> None:
     hidden, state, _ = model(laws.random_tokens(5), laws.fresh_state(model))
     share = float((hidden == 0).double().mean().detach())
     assert 0.4 < share < 0.6
-    assert not any((part == 0).any() for part in (state.hidden, state.cell))
+    assert not any((part == 0).any() for part in state.trunk)
     again = model(laws.random_tokens(5), laws.fresh_state(model)).state
-    assert not torch.equal(again.hidden[:, 0], state.hidden[:, 0])  # the input's
+    assert not torch.equal(again.trunk.hidden[:, 0], state.trunk.hidden[:, 0])  # the input's
     model.dropout.p = 0.0
-    one, other = (model(laws.random_tokens(5), laws.fresh_state(model)).state for _ in range(2))
+    one, other = (model(laws.random_tokens(5), laws.fresh_state(model)).state.trunk for _ in range(2))
     assert torch.equal(one.hidden[:, 0], other.hidden[:, 0])
     assert not torch.equal(one.hidden[:, 1], other.hidden[:, 1])  # between layers
     still = model.eval()(laws.random_tokens(5), laws.fresh_state(model)).state

@@ -17,6 +17,7 @@ from baselines.wavenet_cached import WaveNetDecoder
 from waveform.benchmarks.timing import seconds
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
+from waveform.models.memory import CompressiveState
 from waveform.models.registry import build
 from waveform.system.cpu import set_defaults
 
@@ -39,14 +40,15 @@ def _midway(model: Any, batch_size: int) -> State:
     """A state in the middle of a window, with full memories, of noise: their content does not affect the speed."""
     state = model.init_state(batch_size, device="cpu", dtype=torch.float32)
     state = map_state(lambda t: torch.randn_like(t) if t.is_floating_point() else t, state)
-    if hasattr(state, "steps"):
-        state = state._replace(steps=state.steps + _FULL * model.config.window + model.config.window // 2)
+    if isinstance(state.trunk, CompressiveState):
+        steps = state.trunk.steps + _FULL * model.config.window + model.config.window // 2
+        state = state._replace(trunk=state.trunk._replace(steps=steps))
     return state
 
 
 def _eager(model: Any, state: State) -> Decoder:
     """The decoder made of torch's operations, for fp64 and GPUs."""
-    return (CachedDecoder if hasattr(state, "steps") else WaveNetDecoder)(model, state)
+    return (CachedDecoder if isinstance(state.trunk, CompressiveState) else WaveNetDecoder)(model, state)
 
 
 _KINDS: dict[str, Callable[[SequenceModel, State], Decoder]] = {

@@ -81,7 +81,7 @@ def test_memories_are_full_when_reading_ends(compressed: int) -> None:
         "compressive_transformer", vocab_size=V, num_layers=1, d_model=8, num_heads=1, d_feedforward=8,
         num_position_features=4, window=8, memory=20, compressed=compressed, compression_rate=4,
     )  # fmt: skip
-    steps = int(full_state(model, window=8).steps)
+    steps = int(full_state(model, window=8).trunk.steps)
     assert steps - 8 >= 20 + 4 * compressed  # full before the last window but one
 
 
@@ -113,7 +113,7 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
     score_window = token_learner.score_window
 
     def spy(forward: Any, window: Any, state: Any, **options: Any) -> Any:
-        seen.append(_Seen(bool(window.reset.any()), int(state.steps.min())))
+        seen.append(_Seen(bool(window.reset.any()), int(state.trunk.steps.min())))
         return score_window(forward, window, state, **options)
 
     monkeypatch.setattr(token_learner, "score_window", spy)

@@ -17,6 +17,7 @@ from waveform.kernels import layers_op
 from waveform.models import compression
 from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.models.token_model import TokenState
 from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.threads import kernel_threads, torch_in_one_thread
 
@@ -150,8 +151,8 @@ def test_a_row_that_is_not_a_number_stays_alone() -> None:
     """And no attention weight hides it."""
     model = make_model()
     state = model.init_state(_ROWS)
-    state.window[1, :, :4] = float("nan")
-    state = state._replace(steps=torch.full((_ROWS,), 4))
+    state.trunk.window[1, :, :4] = float("nan")
+    state = state._replace(trunk=state.trunk._replace(steps=torch.full((_ROWS,), 4)))
     hidden = model(torch.zeros(_ROWS, 12, dtype=torch.int64), state).hidden
     assert hidden[1].isnan().all()
     assert not hidden[[0, 2]].isnan().any()
@@ -201,7 +202,8 @@ def test_other_calls_run_by_torch(compiled: Mock) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(tokens, model.init_state(_ROWS))
     model(tokens[:, :7], model.init_state(_ROWS))
-    model(tokens[:, :8], model.init_state(_ROWS)._replace(steps=torch.tensor([0, 2, 4])))
+    trunk = model.init_state(_ROWS).trunk._replace(steps=torch.tensor([0, 2, 4]))
+    model(tokens[:, :8], TokenState(trunk))
     model.carry_gradient = True
     model(tokens, model.init_state(_ROWS))
     model.carry_gradient, model.checkpoint_activations = False, True

@@ -111,7 +111,7 @@ def differences(name: str, *, dtype: torch.dtype = torch.float64, **changed: Any
         step = torch.func.functional_call(model, ours, (window, state))
         state = step.state
         aux.append(step.aux_losses["compression"].mean() if step.aux_losses else torch.zeros(()))
-    compressed, memory = state.slots.transpose(0, 1).split([case["C"], case["M"]], dim=2)
+    compressed, memory = state.trunk.slots.transpose(0, 1).split([case["C"], case["M"]], dim=2)
     found = {"out": distance(step.hidden[None, :, ::3], f"{name}/out"), "state": 0.0, "loss": 0.0, "gradient": 0.0}
     found["state"] = distance(memory[None, :, :, ::3], f"{name}/memory")
     losses = {"gtask": (step.hidden * torch.from_numpy(read(f"{name}/cotangents")[-1])).sum()}

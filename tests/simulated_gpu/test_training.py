@@ -98,7 +98,7 @@ def test_a_step_never_waits_in_other_ways_of_training(
 
 def rows_apart(learner: TokenLearner) -> bool:
     """Whether rows stand at different places of their windows."""
-    return len((learner.state.steps % learner.model.config.window).unique()) > 1
+    return len((learner.state.trunk.steps % learner.model.config.window).unique()) > 1
 
 
 def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady: Make) -> None:
@@ -110,9 +110,9 @@ def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady:
         resets = 0
         for _ in range(2):  # in these, rows are reset, and windows of some rows end while those of others do not
             assert rows_apart(learner)
-            before = learner.state.steps
+            before = learner.state.trunk.steps
             learner.update()
-            resets += int((learner.state.steps < before).sum())
+            resets += int((learner.state.trunk.steps < before).sum())
         assert resets
         copies.append(sorted(gpu.copies))
     assert copies[0] == copies[1]

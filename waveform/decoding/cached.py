@@ -17,8 +17,8 @@ from waveform.engine.drawing import DrawConfig
 from waveform.models import memory
 from waveform.models.attention import encode_times, position_query
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
-from waveform.models.memory import CompressiveState
 from waveform.models.run_layers import compress_layers
+from waveform.models.token_model import TokenState
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 
@@ -68,11 +68,12 @@ class CachedDecoder(SteppedDecoder):
     """
 
     @torch.inference_mode()
-    def __init__(self, model: CompressiveTransformer, state: CompressiveState) -> None:
+    def __init__(self, model: CompressiveTransformer, state: TokenState) -> None:
         super().__init__(model, state)
         config = self._config = model.config
         self._scale = (config.d_model // config.num_heads) ** -0.5
-        self._state = state._replace(window=state.window.clone(), usage=state.usage.clone())
+        trunk = state.trunk
+        self._state = trunk._replace(window=trunk.window.clone(), usage=trunk.usage.clone())
         self._weights = [self._fuse(layer) for layer in model.layers]
         reference = next(model.parameters())
         device = reference.device
@@ -83,7 +84,7 @@ class CachedDecoder(SteppedDecoder):
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(model.layers):
-            slots = torch.cat([memory.of_layers(layer.config, state, i)[0], state.window[:, i]], dim=1).to(
+            slots = torch.cat([memory.of_layers(layer.config, trunk, i)[0], trunk.window[:, i]], dim=1).to(
                 reference.dtype
             )
             self._keys.append(self._project(layer, slots, layer.attention.key))

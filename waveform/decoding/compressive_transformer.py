@@ -4,8 +4,8 @@ from waveform.decoding.cached import CachedDecoder
 from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
 from waveform.models.compressive_transformer import CompressiveTransformer
-from waveform.models.memory import CompressiveState
 from waveform.models.run_layers import AS_PUBLISHED, KNOWN_TO_ALL
+from waveform.models.token_model import TokenState
 
 _OF_BOTH = {
     **{"attention": ("reference",), "empty_memory": ("zeros",), "compressed_position": ("contiguous",)},
@@ -31,9 +31,10 @@ class CompressiveTransformerWithDecoders(CompressiveTransformer):
         """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
         return IN_KERNELS.why_not_in_kernels(self.config, next(self.parameters()))
 
-    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
+    def decoder(self, state: TokenState, *, int8: bool = False) -> Decoder | None:
         """A decoder with cached keys and values; None if rows are at different steps, or settings are not known."""
-        if bool((state.steps != state.steps[0]).any()):
+        steps = state.trunk.steps
+        if bool((steps != steps[0]).any()):
             return None
         if self.why_no_int8 is None:
             from waveform.kernels.decoder import KernelTransformerDecoder  # here, so that only sampling loads numba

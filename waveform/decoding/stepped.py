@@ -11,13 +11,13 @@ from torch import Tensor
 
 from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.models.linear_prediction import BLOCK, HISTORY, ORDER, Prediction, describe, fit_blocks, with_prediction
-from waveform.models.token_model import TokenModel
+from waveform.models.token_model import TokenModel, TokenState
 
 
 class SteppedDecoder(DeviceDecoder):
     """The front and the head of a model whose rows are equally far; a subclass steps the trunk between them."""
 
-    def __init__(self, model: TokenModel, state: Any) -> None:
+    def __init__(self, model: TokenModel, state: TokenState) -> None:
         self._model: Any = model
         self._row_labels = [labels.clone() for labels in state.labels]
         if model.linear_prediction is not None:

@@ -27,7 +27,8 @@ from waveform.kernels.vectors import padded
 from waveform.models.attention import position_query
 from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
-from waveform.models.memory import CompressiveState, occupancy
+from waveform.models.memory import occupancy
+from waveform.models.token_model import TokenState
 
 
 class KernelTransformerDecoder(KernelDecoder):
@@ -38,9 +39,9 @@ class KernelTransformerDecoder(KernelDecoder):
     """
 
     @torch.inference_mode()
-    def __init__(self, model: CompressiveTransformer, state: CompressiveState, *, int8: bool = False) -> None:
+    def __init__(self, model: CompressiveTransformer, state: TokenState, *, int8: bool = False) -> None:
         config = self._config = model.config
-        weights, memory = _lay_out_weights(model, int8=int8), lay_out_memory(model, state, int8=int8)
+        weights, memory = _lay_out_weights(model, int8=int8), lay_out_memory(model, state.trunk, int8=int8)
         step = lay_out_step(model.kinds, weights, memory, epsilon=model.layers[0].attention_norm.eps)
         inputs, self._sound = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
         self._compressors = [_lay_out_compressor(layer) for layer in model.layers]  # kernels only have addresses
@@ -52,7 +53,7 @@ class KernelTransformerDecoder(KernelDecoder):
             num_phases=PHASES_PER_LAYER * config.num_layers + 1,
             int8=int8,
         )
-        self._num_steps = int(state.steps[0])
+        self._num_steps = int(state.trunk.steps[0])
         self._kinds, self._windows = model.kinds, Windows(model.kinds, memory)
         self._windows.begin(self._num_steps)
 

@@ -24,8 +24,6 @@ from torch.nn import functional as F
 
 from waveform.engine.interface import to_device
 from waveform.models.attention import Slots, attention_bias, encode_times
-from waveform.models.label_embedding import RowLabels
-from waveform.models.linear_prediction import PredictionState
 from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 
 
@@ -38,8 +36,6 @@ class CompressiveState(NamedTuple):
     # the last so many
     slots: Tensor
     usage: Tensor  # [B, L, M]: attention received by memory; [B, L, 0] unless the compression looks at it
-    labels: RowLabels = ()  # of the utterances that are read; empty without labels
-    predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
 
 
 def empty_state(

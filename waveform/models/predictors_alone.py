@@ -1,24 +1,15 @@
 """Linear prediction without a network: what a model with it knows before any training, to be scored and to be heard."""
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from waveform.engine.interface import Step
 from waveform.engine.sound_classes import SoundClasses
 from waveform.models.heads import PredictionHead
-from waveform.models.label_embedding import RowLabels
-from waveform.models.linear_prediction import PredictionState
 from waveform.models.model_config import ModelConfig
 from waveform.models.token_model import Inputs, TokenModel
-
-
-class PredictorsState(NamedTuple):
-    """No more than what every model has."""
-
-    labels: RowLabels = ()
-    predictors: tuple[PredictionState, ...] = ()
 
 
 class PredictorsAlone(TokenModel):
@@ -30,11 +21,11 @@ class PredictorsAlone(TokenModel):
         self.head = PredictionHead(1, classes=classes)
         self.requires_grad_(False)
 
-    def empty_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> PredictorsState:
+    def empty_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> tuple[()]:
         """As `TokenModel.empty_state`: nothing."""
-        return PredictorsState()
+        return ()
 
-    def trunk(self, inputs: Inputs, state: PredictorsState) -> Step:
+    def trunk(self, inputs: Inputs, state: tuple[()]) -> Step:
         """-> zeros [B, T, 1]."""
         assert inputs.added is not None
         return Step(torch.zeros_like(inputs.added), state, {})

@@ -15,9 +15,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from waveform.engine.interface import OptionalParts, Step, fp64_device
-from waveform.models.label_embedding import LabelEmbedding
+from waveform.models.label_embedding import LabelEmbedding, RowLabels
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState, with_prediction
 from waveform.models.model_config import ModelConfig
+
+
+class TokenState(NamedTuple):
+    """What a model remembers of its streams."""
+
+    trunk: Any
+    labels: RowLabels = ()  # of the utterances that are read; empty without labels
+    predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
 
 
 class Inputs(NamedTuple):
@@ -32,10 +40,7 @@ class Inputs(NamedTuple):
 
 
 class TokenModel(nn.Module, OptionalParts, ABC):
-    """A SequenceModel over tokens 0..V - 1. A subclass gives it a trunk, the state of that, and a head.
-
-    Its state has the fields `labels` and `predictors`, which are empty until `init_state` fills them.
-    """
+    """A SequenceModel over tokens 0..V - 1. A subclass gives it a trunk, the state of that, and a head."""
 
     def __init__(self, config: ModelConfig, embedding: nn.Module | None, *, width: int, std: float) -> None:
         """width, std: of the vectors that the trunk reads. embedding: None if it reads only what is added to tokens."""
@@ -59,9 +64,9 @@ class TokenModel(nn.Module, OptionalParts, ABC):
 
     def init_state(
         self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> Any:
+    ) -> TokenState:
         """State of `batch_size` streams of which nothing has been read; the trunk's is of `dtype`."""
-        state = self.empty_state(batch_size, device=device, dtype=dtype)
+        state = TokenState(self.empty_state(batch_size, device=device, dtype=dtype))
         if self.label_embedding is not None:
             state = state._replace(labels=self.label_embedding.init_state(batch_size, device=device))
         if self.linear_prediction is not None:
@@ -77,9 +82,9 @@ class TokenModel(nn.Module, OptionalParts, ABC):
             _read(predictors, torch.zeros(1, 1, dtype=torch.int64), *predictors.init_state(1, device="cpu"))
             density.compile_kernel()
 
-    def forward(self, tokens: Tensor, state: Any) -> Step:
+    def forward(self, tokens: Tensor, state: TokenState) -> Step:
         """tokens [B, T] in 0..V, or 0..V + N - 1 of a model with N labels, any T >= 1."""
-        added, prediction, labels, predictors = None, None, state.labels, state.predictors
+        added, prediction, (before, labels, predictors) = None, None, state
         if self.label_embedding is not None:
             tokens, labels_BT, labels = self.label_embedding.read(tokens, labels)
             added = self.label_embedding(labels_BT)
@@ -87,9 +92,8 @@ class TokenModel(nn.Module, OptionalParts, ABC):
             prediction, after = _read(self.linear_prediction, tokens, predictors[0])
             vectors, predictors = self.linear_prediction(prediction), (after,)
             added = vectors if added is None else added + vectors
-        hidden, state, aux_losses = self.trunk(Inputs(tokens, added), state)
-        state = state._replace(labels=labels, predictors=predictors)
-        return Step(with_prediction(hidden, prediction), state, aux_losses)
+        hidden, remembered, aux_losses = self.trunk(Inputs(tokens, added), before)
+        return Step(with_prediction(hidden, prediction), TokenState(remembered, labels, predictors), aux_losses)
 
 
 def _read(predictors: LinearPrediction, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
