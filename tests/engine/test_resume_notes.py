@@ -9,11 +9,11 @@ import pytest
 from tests.engine.training import MakeTokens, small_trainer
 from waveform.engine import checkpoint
 from waveform.engine.checkpoint import Checkpoint
-from waveform.engine.resume_notes import conditions, notes, settle_ways
+from waveform.engine.resume_notes import conditions, notes, settle_library
 from waveform.engine.trainer import Trainer
 from waveform.ranks.distributed import World
-from waveform.system import fastest_way
-from waveform.system.fastest_way import SETTING, questions, taken
+from waveform.system import linear
+from waveform.system.linear import LIBRARIES
 
 SMALL = {"num_layers": 1, "num_heads": 1, "num_position_features": 4, "window": 8, "memory": 8, "compressed": 4}
 IN_KERNELS = {**SMALL, "d_model": 16, "d_feedforward": 16}
@@ -63,40 +63,37 @@ def test_older_checkpoints_of_other_models_and_devices_are_as_before(
 
 
 @pytest.fixture(name="fastest")
-def fix_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The last item says which of each question's ways is the fastest."""
-    fastest = [0]
-    monkeypatch.setenv(SETTING, "1")
-    monkeypatch.setattr(fastest_way, "_find", lambda question: question.ways[fastest[-1]])
-    for name in questions:  # so that what a test takes is forgotten
-        monkeypatch.setitem(taken, name, "")
-        monkeypatch.delitem(taken, name)
+def fix_library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The last item says which library is the fastest."""
+    fastest = ["torch"]
+    monkeypatch.setattr(linear, "fastest_library", lambda: fastest[-1])
+    monkeypatch.setattr(linear, "taken", None)
     return fastest
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_takes_the_same_ways_again_on_such_a_processor(
-    elsewhere: bool, train: Callable[..., Trainer], tmp_path: Path, fastest: list[int]
+def test_takes_the_same_library_again_on_such_a_processor(
+    elsewhere: bool, train: Callable[[dict[str, Any]], Trainer], tmp_path: Path, fastest: list[str]
 ) -> None:
-    fastest.append(1)
+    fastest.append("onednn")
     trainer = train(BY_TORCH)
-    fastest.append(0)
-    taken.clear()
+    fastest.append("torch")
+    linear.taken = None
     found = checkpoint.newest(tmp_path / "run")
     found.conditions["instructions"] = "NEON" if elsewhere else found.conditions["instructions"]
-    settle_ways(trainer.learner, found)
+    settle_library(trainer.learner, found)
     said = notes(found, conditions(trainer.learner))
-    assert len(said) == (1 + len(questions) if elsewhere else 0)
+    assert len(said) == (2 if elsewhere else 0)
 
 
 class _SecondRank(World):
     def largest(self, *values: int) -> list[int]:
-        return [max(value, 1) for value in values]  # the first rank has found that the second way is faster
+        return [max(value, 1) for value in values]  # the first rank has found that the second library is faster
 
 
 @pytest.mark.usefixtures("fastest")
-def test_all_ranks_take_the_ways_of_the_first(train: Callable[..., Trainer]) -> None:
+def test_all_ranks_take_the_library_of_the_first(train: Callable[..., Trainer]) -> None:
     learner = train(BY_TORCH).learner
     learner.world = _SecondRank(rank=1, size=2)
-    settle_ways(learner, None)
-    assert taken == {name: question.ways[1] for name, question in questions.items()}
+    settle_library(learner, None)
+    assert linear.taken == LIBRARIES[1]

@@ -5,25 +5,25 @@ import torch
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.learner import Learner
 from waveform.engine.scored_window import uses_kernel_threads
-from waveform.system.fastest_way import fastest_way, questions, taken
+from waveform.system import linear
+from waveform.system.linear import LIBRARIES, QUESTION
 from waveform.system.machine import cpu_name
 
 _BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did not note it
 
 
-def settle_ways(learner: Learner, found: Checkpoint | None) -> None:
-    """Let all ranks compute as `found` was, if that was on such a processor, else as is the fastest for the first."""
+def settle_library(learner: Learner, found: Checkpoint | None) -> None:
+    """Let all ranks multiply as `found` was, if that was on such a processor, else as is the fastest for the first."""
     world = learner.world
     if world.device.type != "cpu" or learner.config.autocast(world.device) is not None:
         return
     before, now = {} if found is None else found.conditions, conditions(learner)
     is_here = all(before.get(name) == now[name] for name in ("torch", "processor", "instructions"))
-    for name, question in questions.items():
-        number = 0
-        if world.is_first:
-            way = before.get(name) if is_here else None
-            number = question.ways.index(str(way) if way in question.ways else fastest_way(question))
-        taken[name] = question.ways[world.largest(number)[0]]
+    number = 0
+    if world.is_first:
+        library = before.get(QUESTION) if is_here else None
+        number = LIBRARIES.index(str(library) if library in LIBRARIES else linear.fastest_library())
+    linear.taken = LIBRARIES[world.largest(number)[0]]
 
 
 def conditions(learner: Learner) -> dict[str, str | int]:
@@ -41,7 +41,7 @@ def conditions(learner: Learner) -> dict[str, str | int]:
         "layers": "compiled" if in_kernels else "torch",
         "sharding": config.sharding if world.size > 1 else "none",
         "compile": str(config.compile).lower(),
-        **{name: taken.get(name, question.ways[0]) for name, question in questions.items()},
+        QUESTION: linear.taken or LIBRARIES[0],
     }
 
 

@@ -18,7 +18,7 @@ from waveform.engine.interface import SequenceModel
 from waveform.engine.learner import Learner
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.resume_notes import conditions, notes, settle_ways
+from waveform.engine.resume_notes import conditions, notes, settle_library
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest, signals_ask
@@ -72,7 +72,7 @@ class Trainer:
     def _resume(self) -> checkpoint.Checkpoint | None:
         run_dir, learner, world = self._context.run_dir, self.learner, self.world
         found = checkpoint.newest(run_dir)
-        settle_ways(learner, found)
+        settle_library(learner, found)
         if world.is_first:
             checkpoint.tidy(run_dir, found=found, keep=self.config.keep_checkpoints)
         if found is None:

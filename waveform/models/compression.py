@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from waveform.models.attention import content_attention
-from waveform.models.linear import linear
 from waveform.system.errors import UserError
+from waveform.system.linear import linear
 from waveform.system.plugins import entry_points
 
 LOSSES = ("attention", "autoencode", "none")

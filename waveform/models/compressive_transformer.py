@@ -33,11 +33,11 @@ from waveform.models.dropout import Dropout
 from waveform.models.embeddings import token_embedding
 from waveform.models.heads import output_head
 from waveform.models.initial_values import INIT_STD, initialise
-from waveform.models.linear import Linear, linear
 from waveform.models.memory import Clock, CompressiveState
 from waveform.models.run_layers import RunsLayers
 from waveform.models.token_model import Inputs, TokenModel
 from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransformerConfig
+from waveform.system.linear import Linear, linear
 
 
 class LayerOutput(NamedTuple):

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from waveform.engine.sound_classes import SoundClasses
 from waveform.models.attention import VECTOR
 from waveform.models.embeddings import AdaptiveEmbedding, random_projection
-from waveform.models.linear import Linear, linear
 from waveform.models.linear_prediction import (
     FARTHEST,
     LOG_LEAST_SCALE,
@@ -26,6 +25,7 @@ from waveform.models.linear_prediction import (
     NUM_PREDICTORS,
 )
 from waveform.models.model_config import LargeVocabularyConfig
+from waveform.system.linear import Linear, linear
 
 _STD = 0.02
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from waveform.engine.interface import fp64_device, map_state, to_device
 from waveform.engine.sound_classes import SoundClasses
-from waveform.models.linear import Linear
+from waveform.system.linear import Linear
 
 KINDS = ("none", "linear")
 ORDER = 32  # P

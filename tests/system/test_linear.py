@@ -6,9 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from waveform.models import linear as module
-from waveform.models.linear import LIBRARY, Linear, linear
-from waveform.system import fastest_way
+from waveform.system import linear as module
+from waveform.system.linear import LIBRARIES, Linear, linear
 
 M, K, N = 40, 48, 32
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 def take_onednn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """oneDNN is taken, for any size; returns the inputs that it was given."""
     calls, real = [], module._onednn
-    monkeypatch.setitem(fastest_way.taken, LIBRARY.name, "onednn")
+    monkeypatch.setattr(module, "taken", "onednn")
     monkeypatch.setattr(module, "_MIN_MULTIPLICATIONS", 1)
     monkeypatch.setattr(module, "_onednn", lambda x, *rest: calls.append(x) or real(x, *rest))
     return calls
@@ -85,12 +84,12 @@ def test_small_products_are_left_to_torch(calls: list[Tensor], monkeypatch: pyte
 
 
 def test_left_to_torch_unless_onednn_is_taken(calls: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fastest_way.taken, LIBRARY.name, "torch")
+    monkeypatch.setattr(module, "taken", "torch")
     Linear(K, N)(torch.randn(M, K))
     assert not calls
 
 
 def test_onednn_is_timed(calls: list[Tensor]) -> None:
-    for way, num_calls in zip(LIBRARY.ways, (0, 3), strict=True):
-        LIBRARY.calls()[way]()
+    for library, num_calls in zip(LIBRARIES, (0, 3), strict=True):
+        module._calls()[library]()
         assert len(calls) == num_calls
