@@ -139,25 +139,27 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
         rotations=_encode(torch.arange(config.window, dtype=torch.float64), config),
     )
     for alike in model.kinds:
-        _write_keys_and_values(memory, model, state, alike, of_all)
-        if history_ring:
-            _write_history(memory, state, alike, of_all)
+        _write(memory, model, state, alike, of_all)
     return memory
 
 
-def _write_keys_and_values(
+def _write(
     memory: Memory, model: CompressiveTransformer, state: CompressiveState, alike: LayerKind, of_all: Rings
 ) -> None:
+    """Keep what these layers' slots hold: keys and values, and the inputs that will be compressed."""
     config, now = alike.config, occupancy(alike.config, state.steps[:1])
-    first_group, first_step = config.compressed - int(now.compressed), config.memory - int(now.memory)
-    _, used = _ring_slots(config, of_all, now, int(state.steps[0]))
-    if not len(used):
+    num_groups, num_steps = int(now.compressed), int(now.memory) + int(now.phase)
+    if not num_groups + num_steps:
         return
+    _, used = _ring_slots(config, of_all, now, int(state.steps[0]))
+    first, end = config.compressed + config.memory - (num_groups + int(now.memory)), int(now.phase)
     for i in alike.layers:
         layer = model.layers[i]
-        compressed, of_memory = of_layers(config, state, i)[0].split([config.compressed, config.memory], dim=1)
-        held = [compressed[:, first_group:], of_memory[:, first_step:], state.window[:, i, : int(now.phase)]]
-        for b, row in enumerate(torch.cat(held, dim=1).float().split(1)):  # products of other sizes may round otherwise
+        held = torch.cat([of_layers(config, state, i)[0][:, first:], state.window[:, i, :end]], dim=1).float()
+        if of_all.compressed:
+            in_ring = used[num_groups:] - of_all.compressed
+            memory.history[i][:, in_ring, : config.d_model] = held[:, num_groups:].numpy()
+        for b, row in enumerate(held.split(1)):  # products of other sizes may round otherwise
             keys, key_scales = _blocks(layer.projection(row, layer.attention.key)[0], used, memory.keys)
             memory.keys[i, b] = keys.transpose(2, 3).numpy()
             values, value_scales = _blocks(layer.projection(row, layer.attention.value)[0], used, memory.keys)
@@ -174,13 +176,3 @@ def _blocks(x: Tensor, slots: np.ndarray, cache: np.ndarray) -> tuple[Tensor, Te
     if cache.dtype == np.int8:
         spread, scales = quantise(spread)
     return spread.unflatten(1, (-1, SLOTS)), scales
-
-
-def _write_history(memory: Memory, state: CompressiveState, alike: LayerKind, of_all: Rings) -> None:
-    config = alike.config
-    start = int(state.steps[0]) // config.window * config.window
-    steps = np.arange(start - config.memory, start + config.window)
-    for i in alike.layers:
-        of_memory = of_layers(config, state, i)[0][:, config.compressed :]
-        inputs = torch.cat([of_memory, state.window[:, i]], dim=1).float()
-        memory.history[i][:, steps % of_all.steps, : config.d_model] = inputs.numpy()
