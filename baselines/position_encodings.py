@@ -6,12 +6,15 @@ layer, or every layer, reads, or it adds to the scores of a query and a slot.
 Shape letters: B rows, T steps or queries, K slots, D model width, H heads, d = D / H head width, n distances.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from waveform.engine.interface import to_device
 from waveform.models.attention import RelativeAttention, Slots, encode_times
 from waveform.models.initial_values import INIT_STD
+from waveform.models.transformer_config import CompressiveTransformerConfig
 
 ENCODINGS = ("relative", "shaw", "absolute", "learned")
 
@@ -67,12 +70,8 @@ class LearnedEncoding(nn.Module):
 class EncodedAttention(RelativeAttention):
     """Attention by content, every score written out; encoding: of positions, unless they are in what it reads."""
 
-    def __init__(
-        self, d_model: int, *, num_heads: int, encoding: ShawEncoding | LearnedEncoding | None, dropout: float
-    ) -> None:
-        super().__init__(
-            d_model, num_heads=num_heads, num_position_features=2, implementation="reference", dropout=dropout
-        )
+    def __init__(self, config: CompressiveTransformerConfig, encoding: ShawEncoding | LearnedEncoding | None) -> None:
+        super().__init__(replace(config, num_position_features=2))  # it has none; 2 are the least
         del self.position, self.content_bias, self.position_bias
         self.encoding = encoding
         for linear in (self.query, self.key, self.value):

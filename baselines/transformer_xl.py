@@ -90,9 +90,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
             elif config.position == "learned":
                 encoding = LearnedEncoding(d_model, window=config.window)
                 layer.register_forward_pre_hook(_add_positions)
-            attention = EncodedAttention(
-                d_model, num_heads=num_heads, encoding=encoding, dropout=config.attention_dropout
-            )
+            attention = EncodedAttention(layer.config, encoding)
             attention.output = layer.attention.output  # initialised for the depth
             layer.attention = attention
 

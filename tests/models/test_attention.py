@@ -9,10 +9,15 @@ from torch import Tensor
 
 from waveform.models import attention
 from waveform.models.attention import RelativeAttention, Slots, encode_times, softmax_attention
+from waveform.models.transformer_config import CompressiveTransformerConfig
 
 _B, _H, _T, _K, _d, _P = 3, 2, 7, 12, 4, 6
 _SCALE = 0.3
 _FIRST_USED = (0, 4, 0)  # slots of each row
+
+
+def _attention(d_model: int, **fields: Any) -> RelativeAttention:
+    return RelativeAttention(CompressiveTransformerConfig(256, d_model=d_model, num_heads=2, **fields))
 
 
 def _bias(visible: Tensor) -> dict[str, Any]:
@@ -64,7 +69,7 @@ def test_equals_softmax_written_out(sees: str, positions: bool) -> None:
 def test_received_attention_is_the_sum_over_queries(has_mask: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_QUERIES", 3)
     torch.manual_seed(0)
-    layer = RelativeAttention(8, num_heads=2, num_position_features=4, implementation="fused").double()
+    layer = _attention(8, num_position_features=4).double()
     times = torch.arange(-4.0, 7)[None].double()
     encoding = encode_times(times, num_position_features=4, dtype=torch.float64)
     visible = (torch.rand(2, 1, 7, 11) < 0.5).index_fill_(3, torch.tensor([0]), True) if has_mask else None
@@ -101,8 +106,7 @@ def test_equals_the_reference(visible: bool, dtype: torch.dtype, monkeypatch: py
     T, K = 200, 304
     times, query_times = torch.arange(T - K, T).double()[None], torch.arange(T).double()[None]
     mask = (times[:, None] <= query_times[..., None])[:, None] & (torch.arange(K) > 1)
-    fields = {"num_heads": 2, "num_position_features": 6}
-    exact = RelativeAttention(32, implementation="reference", **fields).double()
+    exact = _attention(32, num_position_features=6, attention="reference").double()
     for bias in (exact.content_bias, exact.position_bias):
         torch.nn.init.normal_(bias)
     exact.load_state_dict(exact.bfloat16().double().state_dict())  # weights that bf16 holds exactly
@@ -119,7 +123,7 @@ def test_equals_the_reference(visible: bool, dtype: torch.dtype, monkeypatch: py
         return [value.double() for value in (out, *torch.autograd.grad(out, (x, past), grad_out.to(dtype)))]
 
     expected = attend(exact, torch.float64)
-    fused = RelativeAttention(32, implementation="fused", **fields).to(dtype)
+    fused = _attention(32, num_position_features=6).to(dtype)
     fused.load_state_dict(exact.state_dict())
     allowed = 1e-12 if dtype == torch.float64 else 2**-8 * 3  # bf16 has eight bits of mantissa
     for actual, wanted in zip(attend(fused, dtype), expected, strict=True):
@@ -130,7 +134,7 @@ def test_equals_the_reference(visible: bool, dtype: torch.dtype, monkeypatch: py
 def test_dropped_weights(implementation: str) -> None:
     """In training some weights are zero and the others larger, so that their sum stays 1 on average; else none is."""
     torch.manual_seed(0)
-    layer = RelativeAttention(8, num_heads=2, num_position_features=4, implementation=implementation, dropout=0.25)
+    layer = _attention(8, num_position_features=4, attention=implementation, attention_dropout=0.25)
     for weight in (layer.output.weight, layer.value.weight):
         torch.nn.init.eye_(weight)  # each output is a sum of weights, of values of 1
     T = 300

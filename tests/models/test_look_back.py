@@ -21,9 +21,8 @@ def position_logits(attention: RelativeAttention, distances: torch.Tensor) -> to
 @pytest.mark.parametrize("num_position_features", [24, 64, 128])
 def test_a_local_head_prefers_its_distance_and_falls_off_by_the_fourth_power(num_position_features: int) -> None:
     torch.manual_seed(0)
-    attention = RelativeAttention(
-        32, num_heads=4, num_position_features=num_position_features, implementation="fused"
-    ).double()
+    fields = {"d_model": 32, "num_heads": 4, "num_position_features": num_position_features}
+    attention = RelativeAttention(CompressiveTransformerConfig(256, **fields)).double()
     attention.look_back()
     logits = position_logits(attention, torch.arange(1300.0))
     preferred = logits.argmax(dim=1).tolist()

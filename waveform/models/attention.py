@@ -88,35 +88,26 @@ class RelativeAttention(nn.Module):
 
     logit_ij = ((q_i + u) . k_j + (q_i + v) . W_R R(t_i - t_j)) / sqrt(d). `fused` folds the second term into longer
     queries and keys, exact because R is sinusoidal; `reference` evaluates it for each distance and gathers.
-    clamp_len: the largest distance that R sees, 0 for no limit; dropout: of attention weights.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        num_heads: int,
-        num_position_features: int,
-        implementation: str,
-        clamp_len: int = 0,
-        dropout: float = 0.0,
-        output_bias: bool = False,
-        compressed_apart: bool = False,
-    ) -> None:
+    def __init__(self, config: Any) -> None:
+        """config: a CompressiveTransformerConfig, whose module imports this one."""
         super().__init__()
-        self.num_heads, self.num_position_features = num_heads, num_position_features
-        self.implementation, self.clamp_len = implementation, clamp_len
-        self.dropout = Dropout(dropout)
+        d_model, num_heads, num_position_features = config.d_model, config.num_heads, config.num_position_features
+        self.num_heads: int = num_heads
+        self.num_position_features: int = num_position_features
+        self.implementation, self.clamp_len = config.attention, config.clamp_len
+        self.dropout = Dropout(config.attention_dropout)
         self.observed = False  # whether a hook looks at what this module returns, so that it must be called
         self.query = Linear(d_model, d_model, bias=False)
         self.key = Linear(d_model, d_model, bias=False)
         self.value = Linear(d_model, d_model, bias=False)
-        self.output = Linear(d_model, d_model, bias=output_bias)
+        self.output = Linear(d_model, d_model, bias=config.output_bias)
         self.position = nn.Linear(num_position_features, d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # u
         self.position_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # v
-        self.compressed_apart = compressed_apart  # compressed slots have a W_R and a v of their own
-        if compressed_apart:
+        self.compressed_apart: bool = config.compressed_apart  # compressed slots have a W_R and a v of their own
+        if self.compressed_apart:
             self.compressed_position = nn.Linear(num_position_features, d_model, bias=False)
             self.compressed_position_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))
 

@@ -57,16 +57,7 @@ class Layer(nn.Module):
         super().__init__()
         self.config = config
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.attention = RelativeAttention(
-            config.d_model,
-            num_heads=config.num_heads,
-            num_position_features=config.num_position_features,
-            implementation=config.attention,
-            clamp_len=config.clamp_len,
-            dropout=config.attention_dropout,
-            output_bias=config.output_bias,
-            compressed_apart=config.compressed_apart,
-        )
+        self.attention = RelativeAttention(config)
         self.feedforward_norm = nn.LayerNorm(config.d_model)
         self.feedforward_in = Linear(config.d_model, config.d_feedforward)
         self.feedforward_out = Linear(config.d_feedforward, config.d_model)
