@@ -12,10 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests import laws
 from waveform.models.embeddings import AdaptiveEmbedding
 from waveform.models.heads import AdaptiveSoftmaxHead
+from waveform.models.model_config import LargeVocabularyConfig
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
 V, D, CUTOFFS, DIV = 50, 16, [8, 20, 35], 2
+
+
+def config(cutoffs: list[int], *, vocab_size: int = V) -> LargeVocabularyConfig:
+    head = "adaptive" if cutoffs else "softmax"
+    return LargeVocabularyConfig(vocab_size, head=head, cutoffs=cutoffs, div_value=DIV)
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -40,8 +46,8 @@ def as_torch(head: AdaptiveSoftmaxHead) -> nn.AdaptiveLogSoftmaxWithLoss:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_adaptive_head_equals_torchs(tied: bool) -> None:
-    embedding = laws.randomise(AdaptiveEmbedding(D, vocab_size=V, cutoffs=CUTOFFS, div_value=DIV)) if tied else None
-    head = laws.randomise(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=CUTOFFS, div_value=DIV, tied_to=embedding))
+    embedding = laws.randomise(AdaptiveEmbedding(D, config(CUTOFFS))) if tied else None
+    head = laws.randomise(AdaptiveSoftmaxHead(D, config(CUTOFFS), tied_to=embedding))
     with torch.no_grad():
         for bias in list(head.biases)[1:]:
             bias.zero_()
@@ -58,9 +64,9 @@ def test_adaptive_head_equals_torchs(tied: bool) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_and_nll_are_those_of_the_formula(tied: bool, project_first: bool, cutoffs: list[int]) -> None:
     """With biases in every cluster, which torch's has not, and gradients."""
-    fields: dict[str, Any] = {"vocab_size": V, "cutoffs": cutoffs, "div_value": DIV, "project_first": project_first}
-    embedding = laws.randomise(AdaptiveEmbedding(D, **fields))
-    head = laws.randomise(AdaptiveSoftmaxHead(D, **fields, tied_to=embedding if tied else None))
+    embedding = laws.randomise(AdaptiveEmbedding(D, config(cutoffs), project_first=project_first))
+    tied_to = embedding if tied else None
+    head = laws.randomise(AdaptiveSoftmaxHead(D, config(cutoffs), project_first=project_first, tied_to=tied_to))
     tables, projections = head._tables()
     assert (tables is embedding.tables) == tied
     hidden, targets = batch()
@@ -96,7 +102,7 @@ class LargestResult(TorchDispatchMode):
 def test_no_dense_logits_in_nll() -> None:
     """Neither forward nor backward makes a tensor with a place for every token and class."""
     num_tokens, vocab_size = 120, 1000
-    head = AdaptiveSoftmaxHead(D, vocab_size=vocab_size, cutoffs=[4, 30])
+    head = AdaptiveSoftmaxHead(D, config([4, 30], vocab_size=vocab_size))
     targets = torch.full((3, num_tokens // 3), 2)
     targets[0, 0] = 400
     with LargestResult() as largest:
@@ -106,7 +112,7 @@ def test_no_dense_logits_in_nll() -> None:
 
 def test_cluster_begins_with_its_share() -> None:
     """At hidden = 0 a cluster is as likely as Zipf's law says, so rare words do not start as nearly impossible."""
-    head = AdaptiveSoftmaxHead(D, vocab_size=1000, cutoffs=[100])
+    head = AdaptiveSoftmaxHead(D, config([100], vocab_size=1000))
     p = head.logits(torch.zeros(1, 1, D)).exp()[0, 0]
     assert p.sum().item() == pytest.approx(1, abs=1e-4)
     harmonic = 1 / torch.arange(1, 1001, dtype=torch.float64)
@@ -116,8 +122,7 @@ def test_cluster_begins_with_its_share() -> None:
 @pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
 @pytest.mark.parametrize("project_first", [False, True])
 def test_adaptive_embedding_equals_a_loop(project_first: bool, cutoffs: list[int]) -> None:
-    fields: dict[str, Any] = {"cutoffs": cutoffs, "div_value": DIV, "project_first": project_first}
-    embedding = laws.randomise(AdaptiveEmbedding(D, vocab_size=V, scale=3.0, **fields))
+    embedding = laws.randomise(AdaptiveEmbedding(D, config(cutoffs), scale=3.0, project_first=project_first))
     tokens = torch.arange(V + 1).view(3, -1)
     actual = embedding(tokens).flatten(0, 1)
     bounds = [0, *cutoffs, V]

@@ -7,7 +7,6 @@ embeds them with d_i = D / div_value^i numbers, projected to D.
 """
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -30,18 +29,16 @@ class AdaptiveEmbedding(nn.Module):
     def __init__(
         self,
         d_model: int,
+        config: LargeVocabularyConfig,
         *,
-        vocab_size: int,
-        cutoffs: Sequence[int] = (),
-        div_value: int = 1,
         project_first: bool = False,
         std: float = _STD,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.scale = vocab_size, scale
-        self.bounds = [0, *cutoffs, vocab_size]
-        widths = [max(1, d_model // div_value**i) for i in range(len(self.bounds) - 1)]
+        self.vocab_size, self.scale = config.vocab_size, scale
+        self.bounds = [0, *config.cutoffs, config.vocab_size]
+        widths = [max(1, d_model // config.div_value**i) for i in range(len(self.bounds) - 1)]
         sizes = [b - a for a, b in pairwise(self.bounds)]
         self.tables = nn.ParameterList(
             nn.Parameter(std * torch.randn(n, width)) for n, width in zip(sizes, widths, strict=True)
@@ -99,9 +96,7 @@ def token_embedding(
         return (RectifiedEmbedding if rectified else nn.Embedding)(config.vocab_size + 1, d_model)
     return AdaptiveEmbedding(
         d_model,
-        vocab_size=config.vocab_size,
-        cutoffs=config.cutoffs,
-        div_value=config.div_value,
+        config,
         project_first=project_first,
         std=_STD if config.tie_embeddings else std,
         scale=math.sqrt(d_model) if config.tie_embeddings else 1.0,

@@ -5,7 +5,6 @@ width of cluster i.
 """
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -60,21 +59,19 @@ class AdaptiveSoftmaxHead(nn.Module):
     def __init__(
         self,
         d_model: int,
+        config: LargeVocabularyConfig,
         *,
-        vocab_size: int,
-        cutoffs: Sequence[int] = (),
-        div_value: int = 1,
         project_first: bool = False,
         tied_to: AdaptiveEmbedding | None = None,
     ) -> None:
-        """`tied_to` must have the same sizes, cutoffs and div_value. `project_first`: by a matrix of its own."""
+        """`tied_to` must be made of the same config. `project_first`: by a matrix of its own."""
         super().__init__()
-        self.bounds = [0, *cutoffs, vocab_size]
-        self.num_tails = len(cutoffs)
+        self.bounds = [0, *config.cutoffs, config.vocab_size]
+        self.num_tails = len(config.cutoffs)
         # A tuple keeps the embedding from being a submodule too: its parameters belong to the model once.
         self._tied = (tied_to,) if tied_to is not None else ()
         if tied_to is None:
-            own = AdaptiveEmbedding(d_model, vocab_size=vocab_size, cutoffs=cutoffs, div_value=div_value)
+            own = AdaptiveEmbedding(d_model, config)
             self.tables = own.tables
             self.projections = own.projections
         self.first_projection = random_projection(d_model, d_model) if project_first else None
@@ -195,11 +192,5 @@ def output_head(
     if not config.cutoffs and not config.tie_embeddings:
         return SoftmaxHead(d_model, vocab_size=config.vocab_size)
     assert isinstance(embedding, AdaptiveEmbedding)
-    return AdaptiveSoftmaxHead(
-        d_model,
-        vocab_size=config.vocab_size,
-        cutoffs=config.cutoffs,
-        div_value=config.div_value,
-        project_first=project_first,
-        tied_to=embedding if config.tie_embeddings else None,
-    )
+    tied_to = embedding if config.tie_embeddings else None
+    return AdaptiveSoftmaxHead(d_model, config, project_first=project_first, tied_to=tied_to)
