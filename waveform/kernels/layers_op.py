@@ -73,7 +73,7 @@ class PackedEncodings(NamedTuple):
     slot_encoding_t: Tensor  # [P', K']
 
 
-def parameters_of(layer: Any, *, compresses: bool) -> LayerParameters:
+def _parameters_of(layer: Any, *, compresses: bool) -> LayerParameters:
     """The weights of a layer; compresses: by kernels, with its convolution."""
     convolution = layer.compressor.convolution if compresses else None
     attention, norm = layer.attention, layer.attention_norm
@@ -86,13 +86,13 @@ def parameters_of(layer: Any, *, compresses: bool) -> LayerParameters:
     )
 
 
-def dropout_factors(layer: Any, h_BTD: Tensor) -> DropoutFactors:
+def _dropout_factors(layer: Any, h_BTD: Tensor) -> DropoutFactors:
     """What the layer's dropout multiplies with, drawn in the order in which `Layer.step` draws."""
     widths = (layer.config.d_model, layer.config.d_feedforward, layer.config.d_model)
     return DropoutFactors(*(layer.dropout(h_BTD.new_ones(*h_BTD.shape[:2], width)) for width in widths))
 
 
-def pack_encodings(slots: Slots) -> PackedEncodings:
+def _pack_encodings(slots: Slots) -> PackedEncodings:
     """Of rows that are all equally far."""
     of_queries, of_slots = _pack_features(slots.query_encoding[0]), _pack_features(slots.slot_encoding[0])
     num_slots = len(of_slots)
@@ -106,22 +106,18 @@ def _pack_features(x: Tensor) -> Tensor:
 
 
 def layers_in_kernels(
-    x_BTD: Tensor,
-    pasts: Sequence[Tensor | None],
-    encodings: PackedEncodings,
-    parameters: Sequence[LayerParameters],
-    compression: dict[str, int],
-    dropout: Sequence[DropoutFactors] | None,
-    *,
-    epsilon: float,
+    layers: Sequence[Any], x_BTD: Tensor, pasts: Sequence[Tensor | None], slots: Slots, compression: dict[str, int]
 ) -> KernelOutput:
     """The layers' output and, at a window's end, new compressed slots and their losses. fp32, on a CPU, widths of whole
     vectors, rows equally far.
 
     pasts: L x [B, S, D], the slots before the queries' own; None: there are none. compression: what the convolutions
-    compress at the end of the window, as in `_Sizes`; empty: nothing. dropout: of each layer. Gradients reach x and the
-    parameters.
+    compress at the end of the window, as in `_Sizes`; empty: nothing. Gradients reach x and the parameters.
     """
+    encodings = _pack_encodings(slots)
+    parameters = [_parameters_of(layer, compresses=bool(compression)) for layer in layers]
+    drops = layers[0].training and layers[0].config.dropout
+    dropout = [_dropout_factors(layer, x_BTD) for layer in layers] if drops else None
     (B, T, D), p = x_BTD.shape, parameters[0]
     (H, d), num_threads, keeps = p.content_bias.shape, min(kernel_threads(), B), torch.is_grad_enabled()
     given = [x_BTD[:, :0] if past is None else past.contiguous() for past in pasts]
@@ -140,7 +136,7 @@ def layers_in_kernels(
         has_loss=int(keeps and bool(compression)),
         has_dropout=int(dropout is not None),
         num_threads=num_threads,
-        epsilon=epsilon,
+        epsilon=layers[0].attention_norm.eps,
         scale=d**-0.5,
         **compression,
     )

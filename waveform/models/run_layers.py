@@ -200,19 +200,11 @@ def _by_kernels(
     model: RunsLayers, layers: Sequence[Any], h_BTD: Tensor, state: CompressiveState, clock: Clock
 ) -> LayersOutput:
     """All of them in one call; state: of these layers."""
-    from waveform.kernels.layers_op import dropout_factors, layers_in_kernels, pack_encodings, parameters_of
+    from waveform.kernels.layers_op import layers_in_kernels  # here: others do without numba
 
     config: CompressiveTransformerConfig = layers[0].config
-    compression = _compression(config, clock)
-    made = layers_in_kernels(
-        h_BTD,
-        [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))],
-        pack_encodings(clock.slots),
-        [parameters_of(layer, compresses=bool(compression)) for layer in layers],
-        compression,
-        [dropout_factors(layer, h_BTD) for layer in layers] if model.training and config.dropout else None,
-        epsilon=layers[0].attention_norm.eps,
-    )
+    pasts = [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))]
+    made = layers_in_kernels(layers, h_BTD, pasts, clock.slots, _compression(config, clock))
     window = memory.write_window(state.window, made.inputs.transpose(0, 1), clock)
     groups = None if made.groups is None else made.groups.transpose(0, 1)
     loss = None if made.losses is None else made.losses.sum(dim=0)
