@@ -132,7 +132,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     assert "has been trained since, to step 5" in mistake(command, capsys)
 
 
-def test_what_does_not_fit_is_refused(go_on: GoOn, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_what_does_not_fit_is_refused(go_on: GoOn, other: Path, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
     run, data = tmp_path / "run", other
     named = ["--from", speech / "run"]
     line = mistake(["train", data, run, *named, "model.d_model=16", "model.norm=post"], capsys)
