@@ -65,19 +65,16 @@ def test_samples_are_those_of_the_command(place: Path, few: list[str], tmp_path:
         np.testing.assert_allclose(samples, soundfile.read(path)[0], atol=2**-15)
 
 
-def test_more_samples_than_usual_have_more_clips_to_be_compared_with(
-    place: Path, few: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_compare_shows_every_run(
+    place: Path, few: list[str], tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of as many by chance, at least as many others must be left."""
     monkeypatch.setattr(measure, "_NUM_REFERENCE", 3)
-    assert figures_of(tmp_path / "e.json", "evaluate", place / "run", *few)["quality"]["num_reference"] == 6
-
-
-def test_compare_shows_every_run(place: Path, few: list[str], tmp_path: Path, capsys: Capsys) -> None:
     runs = [place / "run", copytree(place / "run", tmp_path / "run")]  # of one name
     entries = figures_of(tmp_path / "c.json", "compare", *runs, *few)
     assert f"wavenet ({runs[0]}) (3)" in capsys.readouterr().out
     assert [len(entry["quality"]["sets"]) for entry in entries] == [4, 4]
+    # Of as many clips by chance as there are samples, at least as many others must be left.
+    assert [entry["quality"]["num_reference"] for entry in entries] == [6, 6]
 
 
 def test_what_cannot_be_measured_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
