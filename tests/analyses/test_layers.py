@@ -131,20 +131,6 @@ def test_a_pair_is_a_query_and_a_slot_that_it_sees(variant: str, token_set: Call
     assert (per_slot == 0).sum() <= 2  # buckets of the oldest slot of memory, which no query sees
 
 
-@pytest.mark.parametrize("case", CASES[:5], ids=str)
-def test_layers_losses_average_to_the_models(case: laws.Case, token_set: Callable[..., TokenSet]) -> None:
-    tokens = token_set([200])
-    model, observed = observe(case, tokens, max_tokens=100)
-    assert observed.losses is not None
-    piece = tokens.read(0, start=0, stop=observed.full_after + observed.num_windows * case.window)
-    text = torch.from_numpy(piece.astype(np.int64))
-    inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
-    state = model.init_state(1, dtype=torch.float64)
-    before = model(inputs[:, : observed.full_after], state)
-    aux = model(inputs[:, observed.full_after :], before.state).aux_losses["compression"]
-    assert observed.losses[0].mean() * observed.num_windows == pytest.approx(float(aux))
-
-
 def test_what_is_not_there_is_said(token_set: Callable[..., TokenSet]) -> None:
     tokens = token_set([300])
     wavenet = run_of(laws.Case("wavenet", "classic").build(), window=4)

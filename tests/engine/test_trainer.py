@@ -241,11 +241,6 @@ def test_bf16_products_train_too(name: str, tokens: TokenSet) -> None:
     assert sums["bf16"] == pytest.approx(sums["fp32"], rel=0.05) and sums["bf16"] != sums["fp32"]
 
 
-def test_recomputed_activations_are_refused_for_a_model_without(tokens: TokenSet, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.checkpoint_activations: WaveNet"):
-        small_trainer("wavenet", tokens, tmp_path, checkpoint_activations=True)
-
-
 def test_half_loss_learns_from_the_last_half_of_each_window(token_set: MakeTokens) -> None:
     """The gradient of the mean over those tokens; the others are read all the same (Dai et al. 2019, Table 6)."""
     fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 6}
@@ -291,12 +286,6 @@ def by_the_clock(tokens: TokenSet, run_dir: Path, **train: Any) -> Trainer:
 
 def evaluated_steps(run_dir: Path) -> list[int]:
     return [record["step"] for record in read_metrics(run_dir) if record["kind"] == "evaluate"]
-
-
-def test_evaluations_by_the_clock(tokens: TokenSet, tmp_path: Path) -> None:
-    """At the first step after, and at the end."""
-    by_the_clock(tokens, tmp_path).run()
-    assert evaluated_steps(tmp_path) == [3, 5, 8]
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 1000])

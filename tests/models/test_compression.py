@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests import laws
-from waveform.models.compression import FUNCTIONS
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
@@ -64,9 +63,3 @@ def test_a_wrong_function_is_refused(case: laws.Case) -> None:
         build(case.model, vocab_size=8, **case.fields | {"compression": "min"})
     with pytest.raises(UserError, match=r"'wrong' of the group waveform.compressions must name a subclass"):
         build(case.model, vocab_size=8, **case.fields | {"compression": "wrong"})
-
-
-@pytest.mark.parametrize("function", [name for name in FUNCTIONS if FUNCTIONS[name].uses_attention])
-def test_attention_is_counted_only_in_memory(function: str) -> None:
-    with pytest.raises(UserError, match=rf"^model.compression={function} looks at .*model.memory \(3\) must"):
-        build("compressive_transformer", vocab_size=8, compression=function, window=4, memory=3)
