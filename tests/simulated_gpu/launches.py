@@ -22,8 +22,8 @@ from waveform.runs.settings import typed
 from waveform.speech.config import compose_config
 
 _LAUNCH_S = (5e-6, 10e-6)  # of an eager operation on the host, Python and autograd included
-_UPDATES_BEFORE = 2  # of five windows each: memories are full after six
 _LAYERS = 20
+WINDOWS = 5  # of an update
 _VOCAB_SIZE = 256
 
 
@@ -42,15 +42,18 @@ def operations(num_layers: int, *, gpu: SimulatedGpu, folder: Path) -> Operation
     train: TrainConfig = typed(TrainConfig, {**config["train"], "device": "cuda"}, section="train")
     path = folder / f"{num_layers}.shard"
     with ShardWriter(path, vocab_size=_VOCAB_SIZE) as writer:
-        writer.write("one", [np.zeros((_UPDATES_BEFORE + 2) * train.chunk, dtype=np.uint8)])
+        writer.write("one", [np.zeros(3 * train.chunk, dtype=np.uint8)])
     tokens = TokenSet([Shard(path)], vocab_size=_VOCAB_SIZE)
     model = model_from({**config, "dataset": {"vocab_size": _VOCAB_SIZE}})
     world = World(device=torch.device("cuda:0"))
     learner = TokenLearner(model, train, tokens=tokens, window=window_of(config), seed=0, world=world)
-    for _ in range(_UPDATES_BEFORE):
-        learner.update()
+    learner.update()
+    with torch.no_grad():  # memories are full after six windows
+        tokens_BT = torch.zeros(1, train.chunk, dtype=torch.int64, device="cuda")
+        learner.state = learner.model(tokens_BT, learner.state).state
     gpu.forget()
     learner.update()
+    assert {(call.kernel, call.mask) for call in gpu.attention} == {("flash", None)}
     whole = gpu.operations.total()
     gpu.forget()
     learner.accumulate_gradients([learner.stream.next_chunk()])

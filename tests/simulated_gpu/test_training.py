@@ -11,6 +11,7 @@ from tests import laws
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_learner
 from tests.laws import CONFIGS, Case
+from tests.simulated_gpu import launches
 from tests.simulated_gpu.device import SimulatedGpu, without_gpu
 from waveform.engine import interface
 from waveform.engine.drawing import DrawConfig
@@ -118,30 +119,10 @@ def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady:
     assert copies[0] == copies[1]
 
 
-def test_a_layer_launches_few_operations(gpu: SimulatedGpu, tmp_path: Path) -> None:
-    """Of an update in bf16, full memories, equal rows: 176 a layer and window, at any width (docs/performance.md)."""
-    num_windows = 5  # of a call, as in the paper's runs on speech
-    tokens = write_tokens(tmp_path / "tokens.shard", [160])
-    fields = {
-        "d_model": 16, "num_heads": 2, "d_feedforward": 16, "num_position_features": 8,
-        "window": 8, "memory": 8, "compressed": 8, "compression_rate": 4,
-    }  # fmt: skip
-    counts = []
-    for num_layers in (2, 3):
-        learner = small_learner(
-            "compressive_transformer",
-            tokens,
-            world=World(device=torch.device("cuda:0")),
-            fields={**fields, "num_layers": num_layers},
-            **{"device": "cuda", "chunk": num_windows * 8, "batch_size": 1},
-        )
-        for _ in range(2):  # memories are full after four windows
-            learner.update()
-        gpu.forget()
-        learner.update()
-        assert {(call.kernel, call.mask) for call in gpu.attention} == {("flash", None)}
-        counts.append(gpu.operations.total())
-    assert 100 < (counts[1] - counts[0]) / num_windows <= 200
+def test_a_layer_launches_few_operations() -> None:
+    """174 in each window of an update at the shape of the paper's runs on speech (docs/performance.md)."""
+    layer, _ = launches.at_paper_shape()
+    assert 100 < sum(layer) / launches.WINDOWS <= 200
 
 
 def test_layers_share_the_mask_of_rows_at_different_places(gpu: SimulatedGpu, steady: Make) -> None:
