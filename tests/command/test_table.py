@@ -1,9 +1,6 @@
 """A table of verbs becomes a command line; the tables of both commands fit the functions that they name."""
 
 import re
-import resource
-import subprocess
-import sys
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from inspect import signature
@@ -152,12 +149,3 @@ def parameters_of(function: Any) -> set[str]:
             if isinstance(kind, type) and is_dataclass(kind):
                 known |= {field.name for field in fields(kind)}
     return known
-
-
-@pytest.mark.parametrize("program", ["waveform", "recipes"])
-def test_help_is_immediate(program: str) -> None:
-    """Of the processor's time, for other programs may run; Python itself takes a part of it."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", program, "train", "--help"], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
