@@ -101,31 +101,26 @@ _SIZES = {"num_layers": 1, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "
 _CHANNELS = {"residual_channels": 8, "gate_channels": 8, "skip_channels": 8}
 
 
-# Of small models all layers, of the others attention; and those of linear prediction.
-@pytest.mark.parametrize(
-    ("entries", "model", "fields"),
-    [
-        ("layers.run", "transformer_xl", {**_SIZES, "window": 16, "memory": 16}),
-        ("attention._run", "transformer_xl", {**_SIZES, "window": 512, "memory": 512}),
-        ("density._nll, prediction._read", "wavenet", {**_CHANNELS, "num_stacks": 1, "prediction": "linear"}),
-    ],
-)
-def test_kernels_are_compiled_before_the_first_step(entries: str, model: str, fields: dict[str, object]) -> None:
-    """In a process of its own: in this one they are."""
+def test_kernels_are_compiled_before_the_first_step() -> None:
+    """Of small models all layers, of the others attention; and those of linear prediction. In this process they are."""
     program = f"""
 import torch
 from waveform.engine.sound_classes import classes_of
 from waveform.kernels import attention, density, layers, prediction
 from waveform.models.registry import build
-classes = classes_of({{"kind": "audio", "quantiser": "mu-law"}})
-model = build({model!r}, vocab_size=256, classes=classes, **{fields})
-entries = [{entries}]
-assert not any(entry.signatures for entry in entries)
-model.prepare_kernels()
-before = [list(entry.signatures) for entry in entries]
-assert all(len(signatures) == 1 for signatures in before)
+classes, sizes = classes_of({{"kind": "audio", "quantiser": "mu-law"}}), {_SIZES}
 tokens = torch.zeros(2, 512, dtype=torch.int64)
-model.head.nll(model(tokens, model.init_state(2)).hidden, tokens).sum().backward()
-assert [entry.signatures for entry in entries] == before
+for entries, model, fields in (
+    ([layers.run], "transformer_xl", {{**sizes, "window": 16, "memory": 16}}),
+    ([attention._run], "transformer_xl", {{**sizes, "window": 512, "memory": 512}}),
+    ([density._nll, prediction._read], "wavenet", {{**{_CHANNELS}, "num_stacks": 1, "prediction": "linear"}}),
+):
+    model = build(model, vocab_size=256, classes=classes, **fields)
+    assert not any(entry.signatures for entry in entries), entries
+    model.prepare_kernels()
+    before = [list(entry.signatures) for entry in entries]
+    assert all(len(signatures) == 1 for signatures in before), entries
+    model.head.nll(model(tokens, model.init_state(2)).hidden, tokens).sum().backward()
+    assert [entry.signatures for entry in entries] == before, entries
 """
     subprocess.run([sys.executable, "-c", program], check=True)
