@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests import laws
+from tests.analyses.conftest import run_of
 from tests.calling import cli, figures_of, prepared_tones, settings
 from tests.engine.conftest import write_tokens
 from waveform.models.registry import build
@@ -24,12 +25,8 @@ FIELDS: dict[str, Any] = {
 
 def opened(memory: int) -> TrainedRun:
     torch.manual_seed(0)
-    fields = {**FIELDS, "memory": memory}
-    model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **fields))
-    config = {"model": {"name": "transformer_xl", **fields}, "train": {"window": None, "chunk": 6}, "dataset": {}}
-    return TrainedRun(
-        Path("runs/plain"), config, model.eval().requires_grad_(False), 1, 1.0, 1, given=Path("runs/plain")
-    )
+    model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **FIELDS, memory=memory))
+    return run_of(model, window=6, name="transformer_xl", memory=memory)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4, 6])

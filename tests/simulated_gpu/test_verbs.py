@@ -5,19 +5,18 @@ What the figures are means nothing here; that each verb comes to its end does.
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.nn import functional as F
 
 from recipes import metrics
-from recipes.studies import children
 from recipes.studies.catalogue import Study
 from recipes.studies.curves import ByDistance
 from recipes.verbs import study
 from tests.calling import cli, figures_of, write_tones
 from tests.recipes.calling import run as recipes_verb
+from tests.recipes.conftest import calls as calls  # a fixture
 from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
 from waveform.analyses import state_reuse
 from waveform.benchmarks import sampling, timing, training
@@ -151,10 +150,8 @@ def test_recipes(recall: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> No
     recipes_verb(verb, *arguments[verb], *CUDA)
 
 
+@pytest.mark.usefixtures("calls")
 def test_study(recall: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children.Children, "call", lambda self, *arguments: recipes_verb(*arguments))
-    in_this_thread = SimpleNamespace(map=map, shutdown=lambda **_: None)
-    monkeypatch.setattr(children, "ThreadPoolExecutor", lambda jobs: in_this_thread)
     monkeypatch.setattr(metrics, "bits_per", lambda nats, count: 1.0)
     monkeypatch.setattr(ByDistance, "draw", lambda *arguments: None)  # no answers are counted either
     few = Study({"most_used": ["model.compression=most_used"]}, ByDistance({"one": {"most_used": "one"}}), "one")
