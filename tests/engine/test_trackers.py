@@ -11,9 +11,8 @@ import pytest
 from pytest import MonkeyPatch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.calling import Capsys
+from tests.calling import Capsys, mistake
 from tests.faults.small_runs import SETTINGS, write_audio
-from tests.test_cli import mistake
 from waveform.cli import main
 from waveform.engine.metrics import read_metrics
 from waveform.engine.trackers import SERVICES, EventFile, open_tracker

@@ -20,7 +20,7 @@ Prepare = Callable[[Path], Any]
 def make_sources(folder: Path) -> dict[str, Prepare]:
     """Make a folder of audio and one of text; return the functions that prepare each into a given folder."""
     from recipes.verbs.prepare import prepare as prepare_text
-    from tests.test_cli import write_tones
+    from tests.calling import write_tones
     from waveform.audio.corpus import groups
     from waveform.audio.corpus.prepare import prepare as prepare_audio
 

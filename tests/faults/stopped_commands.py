@@ -180,7 +180,7 @@ _OF_THE_CLOCK = {
 
 def _shorten_demo(folder: Path) -> None:
     """Make this process's demos quick: tones instead of speech, shorter samples."""
-    from tests.test_cli import write_tones
+    from tests.calling import write_tones
     from waveform.verbs import demo
 
     for split in ("train", "valid", "test"):
