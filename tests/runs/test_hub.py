@@ -6,10 +6,9 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha1
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import yaml
@@ -38,34 +37,13 @@ def place(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-class _Hub(BaseHTTPRequestHandler):
-    """As much of a hub's interface as downloading needs; `/o/n` is the folder that `serving` gives."""
+class _Hub(SimpleHTTPRequestHandler):
+    """As much of a hub's interface as downloading needs: files by their paths, with the headers of its own."""
 
-    def __init__(self, folder: Path, *arguments: Any) -> None:
-        self.folder = folder
-        super().__init__(*arguments)
-
-    def do_GET(self, *, body: bool = True) -> None:
-        if self.path.startswith("/api/models/o/n/revision/"):
-            content = json.dumps({"id": "o/n", "sha": _COMMIT}).encode()
-        elif self.path.startswith(f"/api/models/o/n/tree/{_COMMIT}"):
-            sizes = {path.name: path.stat().st_size for path in self.folder.iterdir()}
-            files = [{"type": "file", "path": name, "size": size, "oid": "0"} for name, size in sizes.items()]
-            content = json.dumps(files).encode()
-        elif self.path.startswith(f"/o/n/resolve/{_COMMIT}/"):
-            content = (self.folder / self.path.rpartition("/")[2]).read_bytes()
-        else:
-            return self.send_error(404)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{sha1(content).hexdigest()}"')
+    def end_headers(self) -> None:
+        self.send_header("ETag", f'"{sha1(self.path.encode()).hexdigest()}"')
         self.send_header("X-Repo-Commit", _COMMIT)
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def do_HEAD(self) -> None:
-        self.do_GET(body=False)
+        super().end_headers()
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -73,10 +51,17 @@ class _Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
-    """A stand-in for a hub that serves a copy of hub/ with a script beside it; yields the cache."""
-    shutil.copytree(place / "hub", tmp_path / "served")
-    (tmp_path / "served" / "setup.py").write_text("raise SystemExit")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Hub, tmp_path / "served"))
+    """A stand-in for a hub that serves a copy of hub/ as o/n, with a script beside it; yields the cache."""
+    served, about = tmp_path / "served", tmp_path / "served/api/models/o/n"
+    files = shutil.copytree(place / "hub", served / "o/n/resolve" / _COMMIT)
+    (files / "setup.py").write_text("raise SystemExit")
+    for part in ("tree", "revision"):
+        (about / part).mkdir(parents=True)
+    entries = [{"type": "file", "path": path.name, "size": path.stat().st_size, "oid": "0"} for path in files.iterdir()]
+    (about / "tree" / _COMMIT).write_text(json.dumps(entries))
+    for revision in ("main", _COMMIT):
+        (about / "revision" / revision).write_text(json.dumps({"id": "o/n", "sha": _COMMIT}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Hub, directory=served))
     Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", address)
