@@ -4,7 +4,6 @@ Whatever the moment, the same call must then end with the weights, the random nu
 run, and with the same files and no others.
 """
 
-import copy
 import json
 import math
 import random
@@ -25,7 +24,6 @@ from tests.content import content
 from tests.faults import forks
 from tests.faults.fault import fault
 from tests.faults.forks import Points
-from waveform.system.errors import UserError
 
 _HOLDS = "resumes; the weights, random numbers and metrics are those of an undisturbed run; no other files"
 _STEPS = 7
@@ -41,33 +39,29 @@ _FEWEST_POINTS = 30  # of the second rank, which writes little
 
 
 class Place:
-    """A data set, a configuration and, once asked for, what an undisturbed run makes of them."""
+    """A data set and, once asked for, what an undisturbed run makes of it with SETTINGS."""
 
     def __init__(self, folder: Path, *, num_ranks: int = 1) -> None:
-        from waveform.engine.dataset import Dataset, read_dataset, write_dataset
+        from waveform.engine.dataset import Dataset, write_dataset
         from waveform.engine.shards import ShardWriter
-        from waveform.speech.config import compose_config
 
-        self.folder, self.num_ranks = folder, num_ranks
-        data = folder / "data"
-        if not data.exists():
-            data.mkdir(parents=True)
+        self.folder, self.num_ranks, self.data = folder, num_ranks, folder / "data"
+        if not self.data.exists():
+            self.data.mkdir(parents=True)
             random_numbers = np.random.default_rng(0)
             # An evaluation has eight windows: 16 pieces of 63.
             for split, lengths in (("train", [150, 90, 210, 60, 170]), ("valid", [600, 400]), ("test", [20])):
-                with ShardWriter(data / f"{split}.shard", vocab_size=256) as writer:
+                with ShardWriter(self.data / f"{split}.shard", vocab_size=256) as writer:
                     for i, length in enumerate(lengths):
                         writer.write(f"utterance_{i}", [random_numbers.integers(0, 256, length)])
             splits = {split: [f"{split}.shard"] for split in ("train", "valid", "test")}
-            write_dataset(Dataset(data, 256, {"kind": "audio", "sample_rate_hz": 24_000}, splits, {}))
-        self.data = read_dataset(data)
-        self.config = compose_config(SETTINGS)
+            write_dataset(Dataset(self.data, 256, {"kind": "audio", "sample_rate_hz": 24_000}, splits, {}))
 
     @cached_property
     def whole(self) -> Path:
         """A run with a checkpoint of each step."""
         run_dir = self.folder / f"whole_{self.num_ranks}"
-        self.train(run_dir, keep_all=True)
+        self.train(run_dir, more=(f"train.keep_checkpoints={_STEPS}", "train.checkpoint_every=1"))
         return run_dir
 
     @cached_property
@@ -84,7 +78,7 @@ class Place:
         run_dir: Path,
         *,
         kill: dict[int, int] | None = None,
-        keep_all: bool = False,
+        more: Sequence[str] = (),
         codes: tuple[int, ...] = (0,),
     ) -> list[str]:
         """Train into `run_dir`; kill: rank -> point. Returns the first rank's points if nothing was killed.
@@ -92,35 +86,25 @@ class Place:
         Raises AssertionError if an exit code is not one of `codes`, or something hangs.
         """
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        log, points_file = run_dir.with_name(f"{run_dir.name}.log"), run_dir.with_name(f"{run_dir.name}.points")
-        port = forks.free_port()
+        logs = [run_dir.with_name(f"{run_dir.name}_{rank}.log") for rank in range(self.num_ranks)]
+        work, port = command(["train", str(self.data), str(run_dir), *SETTINGS, *more]), forks.free_port()
         children = []
-        for rank in range(self.num_ranks):
-            points = Points({kill[rank]: signal.SIGKILL} if kill and rank in kill else {})
+        for rank, log in enumerate(logs):
 
-            def work(rank: int = rank, points: Points = points) -> int:
+            def as_rank(points: Points, rank: int = rank) -> int | None:
                 if self.num_ranks > 1:
                     forks.become_rank(rank, of=self.num_ranks, port=port)
-                try:
-                    _train(self, run_dir, points, keep_all=keep_all)
-                except UserError as error:
-                    print(error)
-                    return 2
-                if rank == 0:
-                    points_file.write_text(json.dumps(points.seen))
-                return 0
+                return work(points)
 
-            children.append(forks.fork(work, output=log))
+            points = Points({kill[rank]: signal.SIGKILL} if kill and rank in kill else {})
+            children.append(forks.disturbed(as_rank, log, points))
         ended = [forks.wait(child) for child in children]
-        text = log.read_text()
-        log.unlink()
+        text = "".join(log.read_text() for log in logs)
         assert all(code in codes for code in ended), f"ended with {ended}: {text[-3000:]}"
-        if kill:
-            assert -signal.SIGKILL in ended, f"nothing was killed: {ended}"
-            return []
-        seen: list[str] = json.loads(points_file.read_text())
-        points_file.unlink()
-        return seen
+        assert not kill or -signal.SIGKILL in ended, f"nothing was killed: {ended}"
+        for log in logs:
+            log.unlink()
+        return [] if kill else forks.points_in(logs[0])
 
     def check_resumes(self, run_dir: Path) -> int:
         """Check that, whatever is in `run_dir`, the same call ends as usual; return the step that it resumed from."""
@@ -145,29 +129,24 @@ class Place:
         return found.step
 
 
-def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> None:
-    """Train as one rank, in a child."""
-    from waveform.engine import token_learner
-    from waveform.engine.token_learner import TokenLearner
-    from waveform.engine.trainer import RunContext
-    from waveform.ranks.distributed import job
-    from waveform.runs.folder import check_run_dir
-    from waveform.runs.settings import typed
-    from waveform.runs.training import open_training
-    from waveform.speech.config import SpeechTrainConfig
+def command(arguments: Sequence[str], *, also: Callable[[Points], None] = lambda points: None) -> forks.Work:
+    """Return what runs a command line, for `forks.disturbed`. also: makes more points."""
 
-    config = copy.deepcopy(place.config)
-    if keep_all:  # a checkpoint of each step, to compare with
-        config["train"] |= {"keep_checkpoints": _STEPS, "checkpoint_every": 1}
-    train_config = typed(SpeechTrainConfig, config["train"], section="train")
-    with job(device="cpu", timeout_s=train_config.timeout_s, show_progress=False) as world:
-        points.install()
-        for owner, name in ((TokenLearner, "update"), (TokenLearner, "reduce_gradients"), (token_learner, "evaluate")):
-            surround(owner, name, points)
-        check_run_dir(run_dir)
-        context = RunContext(run_dir, world)
-        with open_training(place.data, config, train_config, context, amount=lambda tokens: "little") as trainer:
-            trainer.run()
+    def work(points: Points) -> int:
+        from recipes.cli import main as recipes
+        from waveform.cli import main
+        from waveform.engine import single_pass, token_learner
+        from waveform.engine.learner import Learner
+        from waveform.engine.token_learner import TokenLearner
+
+        surround(Learner, "update", points)
+        surround(TokenLearner, "reduce_gradients", points)
+        surround(token_learner, "evaluate", points)
+        surround(single_pass, "score_window", points)
+        also(points)
+        return recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)
+
+    return work
 
 
 def surround(owner: Any, name: str, points: Points) -> None:
@@ -244,7 +223,7 @@ def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]
         victims = [(0,), (1,), (0, 1)][case % 3]
         kill = {rank: rng.randrange(len(place.points) if rank == 0 else _FEWEST_POINTS) for rank in victims}
         print(f"ranks killed at {kill}")
-        place.train(run_dir, kill=kill, codes=(-signal.SIGKILL, 2))
+        place.train(run_dir, kill=kill, codes=(-signal.SIGKILL, 1))
         place.check_resumes(run_dir)
         shutil.rmtree(run_dir, ignore_errors=True)
     return {"kills": cases}
@@ -267,12 +246,11 @@ def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Se
 def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill real commands at random times, again and again until they end by themselves; one process and two."""
     place = Place(folder)
-    data_dir = place.data.folder
     kills = runs = 0
     expected, took_s = {}, {}
     for num_ranks in (1, 2):
         whole, began = folder / f"undisturbed_{num_ranks}", time.monotonic()
-        process = start_command(data_dir, whole, num_ranks=num_ranks, settings=_LONGER)
+        process = start_command(place.data, whole, num_ranks=num_ranks, settings=_LONGER)
         printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
         assert process.returncode == 0, printed
         expected[num_ranks], took_s[num_ranks] = final(whole), time.monotonic() - began
@@ -282,7 +260,7 @@ def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, A
         print(f"run {runs} on {num_ranks} processes")
         ended = False
         while not ended:
-            process = start_command(data_dir, run_dir, num_ranks=num_ranks, settings=_LONGER)
+            process = start_command(place.data, run_dir, num_ranks=num_ranks, settings=_LONGER)
             if kills < cases:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(rng.uniform(0, took_s[num_ranks]))

@@ -8,7 +8,6 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,6 @@ from tests.faults.fault import fault
 from tests.faults.forks import Points
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def command(arguments: Sequence[str], *, also: Callable[[Points], None] = lambda points: None) -> forks.Work:
-    """Return what runs a command line, for `forks.disturbed`. also: makes more points."""
-
-    def work(points: Points) -> int:
-        from recipes.cli import main as recipes
-        from waveform.cli import main
-        from waveform.engine import single_pass, token_learner
-        from waveform.engine.learner import Learner
-
-        for owner, name in ((Learner, "update"), (token_learner, "evaluate"), (single_pass, "score_window")):
-            killed_training.surround(owner, name, points)
-        also(points)
-        return recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)
-
-    return work
 
 
 def check_last_line(log: Path, code: int, number: int, *, verb: str) -> None:
@@ -59,7 +41,7 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     log = folder / "command.log"
 
     def training(run_dir: Path) -> forks.Work:
-        return command(["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS])
+        return killed_training.command(["train", str(place.data), str(run_dir), *killed_training.SETTINGS])
 
     points = forks.undisturbed(training(folder / "counted"), log)
     saved = ended_at_once = 0
@@ -120,7 +102,7 @@ def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     for case in range(cases):
         num_ranks = 1 if cases == 1 else 1 + case % 2
         number, run_dir = rng.choice(SIGNALS), folder / f"run_{case}"
-        process = killed_training.start_command(place.data.folder, run_dir, num_ranks=num_ranks, settings=settings)
+        process = killed_training.start_command(place.data, run_dir, num_ranks=num_ranks, settings=settings)
         print(f"{number.name} on {num_ranks} processes, case {case}")
         if case % 3:  # starting the interpreter takes some tenths of a second
             time.sleep(rng.uniform(0.5, 6 * num_ranks))
@@ -190,7 +172,7 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     endless = ["train.max_steps=1000000", "train.evaluate_every=1000000", "train.checkpoint_every=1000000"]
     for case in range(cases):
         listener, run_dir = _LISTENERS[case % len(_LISTENERS)], folder / f"run_{case}"
-        arguments = ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
+        arguments = ["train", str(place.data), str(run_dir), *killed_training.SETTINGS]
         print(f"{listener}, case {case}")
         child, reader = _said_to(listener, [*arguments, *endless, "train.log_every=1"])
         metrics = run_dir / "metrics.jsonl"
@@ -211,6 +193,6 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         (kept,) = (run_dir / "checkpoints").iterdir()
         steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
         assert kept.name == f"step_{max(steps):08d}", (kept.name, max(steps))
-        forks.undisturbed(command([*arguments, f"train.max_steps={max(steps) + 2}"]), log)
+        forks.undisturbed(killed_training.command([*arguments, f"train.max_steps={max(steps) + 2}"]), log)
         shutil.rmtree(run_dir, ignore_errors=True)
     return {"listeners": cases}

@@ -36,7 +36,7 @@ def _stop(
     for verb, command in commands.items():
         if not command.cases:
             continue
-        work = preempted.command(command.arguments, also=command.also)
+        work = killed_training.command(command.arguments, also=command.also)
         shutil.rmtree(out, ignore_errors=True)
         points = forks.undisturbed(work, log)
         files, expected = content(out), command.made(out)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.content import content
-from tests.faults import forks, killed_training, preempted
+from tests.faults import forks, killed_training
 from tests.faults.fault import fault
 from tests.faults.killed_preparation import make_sources
 from waveform.system.atomic import is_held
@@ -38,7 +38,7 @@ def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) 
 
 def _command(arguments: list[str], *, slow: tuple[Any, str]) -> Work:
     """Return a command whose function `slow` (module, name) takes a while, so that two run at the same time."""
-    work = preempted.command(arguments, also=lambda points: forks.before(*slow, lambda: time.sleep(0.05)))
+    work = killed_training.command(arguments, also=lambda points: forks.before(*slow, lambda: time.sleep(0.05)))
     return lambda: work(forks.Points())
 
 
@@ -59,7 +59,7 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     make_sources(folder)
     for case in range(cases):
         run_dir, data_dir, text_dir, samples = (folder / f"{name}_{case}" for name in ("run", "data", "text", "out"))
-        train = ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
+        train = ["train", str(place.data), str(run_dir), *killed_training.SETTINGS]
         _refused(
             _command(train, slow=(token_learner, "evaluate")),
             run_dir,
