@@ -117,6 +117,7 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
         return score_window(forward, window, state, **options)
 
     monkeypatch.setattr(token_learner, "score_window", spy)
+    monkeypatch.setattr("waveform.benchmarks.training.matrix_rate", lambda *_, **__: lambda: 1e9)
     figures = measure_training(learner)
     assert len(seen) == UPDATES_NEEDED - 1 == figures["tokens_per_second"]["repeats"] + 2
     assert not any(window.reset for window in seen)
