@@ -93,9 +93,7 @@ def _kill_environments(folder: Path, cases: int, rng: random.Random) -> dict[str
             printed = log.read_text()
             told = "the process of the environment in row" in printed and "Traceback" not in printed
             assert process.exitcode == 0 or (process.exitcode == 1 and told), printed
-        until = time.monotonic() + forks.TIMEOUT_S
-        while left := [pid for pid in environments if Path(f"/proc/{pid}").exists()]:
-            assert time.monotonic() < until, f"case {case}: processes {left} are left"
-            time.sleep(0.05)
+        processes = [Path(f"/proc/{pid}") for pid in environments]
+        forks.wait_for(lambda left=processes: not any(pid.exists() for pid in left), f"case {case}: processes are left")
         assert same(_to_the_end(run_dir, _IN_PROCESSES), expected), f"run {case} is not the undisturbed one"
     return {"kills": cases}

@@ -55,9 +55,7 @@ def test_law_8_two_ranks_give_the_gradients_of_one(name: str, two_ranks: Path, t
         assert torch.allclose(value, weights_there[parameter], rtol=0, atol=1e-7), parameter
 
 
-def test_one_process_continues_the_run_of_two(
-    two_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_process_continues_the_run_of_two(two_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All rows come along, so it continues as one process does that trained from the beginning."""
     name = "compressive_transformer"
     whole = small_learner(name=name, dtype=torch.float64, max_steps=_UPDATES + 2)

@@ -250,7 +250,7 @@ def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "is not a .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
 
 
-def test_samples_continue_held_out_documents(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_continue_held_out_documents(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The prefix is the document's, what continues it is what a prompt of the same tokens gives, and then the truth."""
     capsys.readouterr()
     run("sample", place / "run", "--documents", 3, "--prefix", 9, "--tokens", 5, "--split", "valid", "--seed", 4)
@@ -395,7 +395,7 @@ def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path, capsys: pytest.Ca
     assert "is gone" in mistake(["evaluate", run_dir], capsys)
 
 
-def test_validation_in_training_fills_its_rows(place: Path, tmp_path: Path) -> None:
+def test_validation_in_training_fills_its_rows(place: Path) -> None:
     """WikiText's validation split is one document; a quick look cuts it into a piece per row and scores it all."""
     (look,) = (record for record in read_metrics(place / "run") if record["kind"] == "evaluate")
     nats = {}
