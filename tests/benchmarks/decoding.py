@@ -65,7 +65,7 @@ def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
     model = build("compressive_transformer", vocab_size=256, **fields)
     window = model.config.window
     empty = model.init_state(1, device="cpu", dtype=torch.float32)
-    at_start = empty._replace(steps=empty.steps + _FULL * window)
+    at_start = empty._replace(trunk=empty.trunk._replace(steps=empty.trunk.steps + _FULL * window))
     tokens = torch.randint(256, (1, window // 2))
     stepper = decoder(model, model.forward(tokens[:, :-1], at_start).state)
     stepper.step(tokens[:, -1])  # compiles
