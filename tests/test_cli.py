@@ -463,6 +463,11 @@ def test_compare_refuses_runs_whose_state_is_reset_at_other_places(place: Path, 
             ["compare", *runs[1:], *options], capsys
         )
     cli("compare", *runs, "--protocol", "utterance")
+    page = ("--num", 0, "--real", 0, "--out", tmp_path / "page.html")
+    (entry,) = figures_of(tmp_path / "page.json", "report", runs[1], *page)["comparison"]
+    figures = figures_of(tmp_path / "evaluated.json", "evaluate", runs[1])
+    assert entry["protocol"] == figures["protocol"] == "chunk" and entry["chunk"] == 64
+    assert entry["nats_per_token"] == pytest.approx(figures["nats_per_token"])
 
 
 def test_compare_refuses_different_test_data(place: Path, tmp_path: Path, capsys: Capsys) -> None:

@@ -58,11 +58,14 @@ def _fitting(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> l
 
 
 @torch.inference_mode()
-def nll_by_place(run: TrainedRun, tokens: TokenSet, *, first: int, max_tokens: int | None, world: World) -> NllByPlace:
+def nll_by_place(
+    run: TrainedRun, tokens: TokenSet, *, first: int, max_tokens: int | None, chunk: int | None = None, world: World
+) -> NllByPlace:
     """Score utterances, each from a fresh state, and sum by place; bins double in length from `first` tokens on.
 
     max_tokens: at most how many to score, longest utterances first, leaving out those that are longer than what
-    remains; None: all. Each rank of `world` scores a share of them, and every rank gets the whole result.
+    remains; None: all. chunk: tokens after which state is reset within an utterance too; None: it is not. Each rank of
+    `world` scores a share of the utterances, and every rank gets the whole result.
     """
     order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
     if max_tokens is not None:
@@ -72,7 +75,7 @@ def nll_by_place(run: TrainedRun, tokens: TokenSet, *, first: int, max_tokens: i
         edges.append(2 * edges[-1])
     nats, counts = np.zeros((len(tokens), len(edges) - 1)), np.zeros((len(tokens), len(edges) - 1), dtype=np.int64)
     own = order[world.rank :: world.size]
-    for dealt, scores in read_once(run, tokens, own, what="evaluate", show_progress=world.shows):
+    for dealt, scores in read_once(run, tokens, own, what="evaluate", show_progress=world.shows, chunk=chunk):
         bins = np.searchsorted(edges, dealt.start + np.arange(run.window), side="right") - 1
         scored = dealt.window.scored.numpy()  # [B, W]
         nll = np.where(scored, scores.nll.double().cpu().numpy(), 0)

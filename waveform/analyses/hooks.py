@@ -25,14 +25,21 @@ def rows_of(run: TrainedRun) -> int:
 
 
 def read_once(
-    run: TrainedRun, tokens: TokenSet, order: Sequence[int], *, what: str, show_progress: bool, rows: int | None = None
+    run: TrainedRun,
+    tokens: TokenSet,
+    order: Sequence[int],
+    *,
+    what: str,
+    show_progress: bool,
+    rows: int | None = None,
+    chunk: int | None = None,
 ) -> Iterator[tuple[DealtWindow, ScoredWindow]]:
-    """`score_once` of the utterances `order` by a run; `what` is the name of this work beside its progress."""
+    """`score_once` of the utterances `order`; what: the name of this work beside its progress; chunk: as in `deal`."""
     total = sum(tokens.lengths[i] for i in order)
     with Progress(
         f"{what} {run.folder.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
     ) as progress:
-        windows = deal(run.reading(tokens), order, window=run.window, rows=rows or rows_of(run))
+        windows = deal(run.reading(tokens), order, window=run.window, rows=rows or rows_of(run), chunk=chunk)
         for dealt, scores in score_once(run.model, windows, device=run.device):
             yield dealt, scores
             progress.update(int(dealt.window.scored.sum()))

@@ -43,7 +43,7 @@ class ReportContents(ABC):
     def first(self, run: TrainedRun) -> int:
         """Tokens of the first stretch of NLL over the course of an utterance."""
 
-    def result(self, tokens: TokenSet, places: NllByPlace) -> Evaluation | None:
+    def result(self, tokens: TokenSet, places: NllByPlace, *, protocol: str) -> Evaluation | None:
         """The NLL in the tables, if it follows from that by place; None: it is measured as `evaluate` does."""
         return None
 

@@ -89,10 +89,10 @@ class SoundContents(ReportContents):
     def first(self, run: TrainedRun) -> int:
         return round(_FIRST_S * _on_audio(run).audio_format.sample_rate_hz)
 
-    def result(self, tokens: TokenSet, places: NllByPlace) -> Evaluation:
+    def result(self, tokens: TokenSet, places: NllByPlace, *, protocol: str) -> Evaluation:
         scored = np.flatnonzero(places.counts.sum(axis=1))
         nats, counts = places.nats[scored].sum(axis=1), places.counts[scored].sum(axis=1)
-        return Evaluation([tokens.names[i] for i in scored], nats, counts, "utterance")
+        return Evaluation([tokens.names[i] for i in scored], nats, counts, protocol)
 
     def others(self, runs: Sequence[TrainedRun], *, device: str) -> dict[str, TrainedRun]:
         rate = _on_audio(runs[0]).audio_format.sample_rate_hz

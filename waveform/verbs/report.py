@@ -46,13 +46,16 @@ def report(
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         runs, tokens = open_runs(domain, run_dirs, options, data=data, world=world)
         others = contents.others(runs, device=world.device.type)
+        train = runs[0].config["train"]  # state of the others is reset at the same places, or they would be refused
+        protocol, max_tokens = domain.protocol(train, options), contents.max_tokens
+        chunk = train["chunk"] if protocol == "chunk" else None
         places = [
-            nll_by_place(run, tokens, first=contents.first(run), max_tokens=contents.max_tokens, world=world)
+            nll_by_place(run, tokens, first=contents.first(run), max_tokens=max_tokens, chunk=chunk, world=world)
             for run in runs
         ]
         scored = []
         for run, place in zip(runs, places, strict=True):
-            if (result := contents.result(tokens, place)) is None:
+            if (result := contents.result(tokens, place, protocol=protocol)) is None:
                 scored.append(domain.measure(run, tokens, options, world=world))
             else:
                 scored.append(ScoredRun(run, result, domain.figures(run, tokens, result, options)))
