@@ -148,6 +148,14 @@ class TokenDomain(Domain):
     def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
         """Open the newest checkpoint of a run. Raises UserError."""
 
+    def load_to_score(self, run_dir: Path | str, options: EvaluateOptions, *, world: World) -> TrainedRun:
+        """Open a run with the memories, and the mean of its newest weights, that options ask for. Raises UserError."""
+        sizes = {"memory": options.memory, "compressed": options.compressed}
+        run = self.load(run_dir, device=world.device.type, **sizes)
+        if options.average != 1:
+            average_weights(run, options.average)
+        return run
+
     @abstractmethod
     def open_split(
         self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
@@ -173,8 +181,6 @@ class TokenDomain(Domain):
 
         Raises UserError for options that the run or the data does not have.
         """
-        if options.average != 1:
-            average_weights(run, options.average)
         dynamic, protocol = options.dynamic_config(run), self.protocol(run.config["train"], options)
         metrics = self.metrics(run, tokens, options)
         whole, classes = tokens, metrics.classes

@@ -59,7 +59,7 @@ def sweep(
 
         def figures(sizes: tuple[int | None, ...], of: str) -> dict[str, Any]:
             sized = replace(options, compressed=sizes[0], memory=sizes[1], split=of)
-            run = domain.load(run_dir, device=world.device.type, memory=sized.memory, compressed=sized.compressed)
+            run = domain.load_to_score(run_dir, sized, world=world)
             return domain.measure(run, own_tokens(run, split=of), sized, world=world).figures
 
         entries = [figures(sizes, "valid") for sizes in pairs]

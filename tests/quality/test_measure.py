@@ -2,16 +2,19 @@
 
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from tests.calling import Capsys, cli, figures_of, mistake
 from tests.faults.small_runs import WAVENET_SETTINGS
 from tests.quality.test_figures import RATE_HZ, voice
 from waveform.domain import TokenDomain
 from waveform.quality import measure
+from waveform.runs.opened import average_weights
 from waveform.speech.run import load
 from waveform.system.errors import UserError
 
@@ -75,6 +78,23 @@ def test_compare_shows_every_run(
     assert [len(entry["quality"]["sets"]) for entry in entries] == [4, 4]
     # Of as many clips by chance as there are samples, at least as many others must be left.
     assert [entry["quality"]["num_reference"] for entry in entries] == [6, 6]
+
+
+def test_samples_are_drawn_with_the_weights_that_are_scored(
+    place: Path, few: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mean, draw_samples, seen = load(place / "run"), measure.draw_samples, []
+    average_weights(mean, 2)
+
+    def drawn(run: Any, config: measure.QualityConfig) -> list[np.ndarray]:
+        torch.testing.assert_close(run.model.state_dict(), mean.model.state_dict(), rtol=0, atol=0)
+        seen.append(run)
+        return draw_samples(run, config)
+
+    monkeypatch.setattr(measure, "draw_samples", drawn)
+    for verb in ("evaluate", "compare"):
+        cli(verb, place / "run", *few, "--average", 2)
+    assert len(seen) == 2
 
 
 def test_what_cannot_be_measured_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:

@@ -68,8 +68,7 @@ def open_runs(
     world: World,
 ) -> tuple[list[TrainedRun], TokenSet]:
     """Open runs, and the tokens that all are scored on. Raises UserError if these differ."""
-    sizes = {"memory": options.memory, "compressed": options.compressed}
-    runs = [domain.load(run_dir, device=world.device.type, **sizes) for run_dir in run_dirs]
+    runs = [domain.load_to_score(run_dir, options, world=world) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
     how: dict[str, Any] = {"data": data, "split": options.split, "show_progress": world.shows}
     token_sets = [domain.open_split(run, **how) for run in runs]

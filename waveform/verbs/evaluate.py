@@ -33,7 +33,7 @@ def evaluate(
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
-        run = domain.load(run_dir, device=world.device.type, memory=options.memory, compressed=options.compressed)
+        run = domain.load_to_score(run_dir, options, world=world)
         domain.refuse_unlike([run], options)
         if plot_file is not None:
             domain.require_plot(run)
