@@ -71,6 +71,14 @@ def test_figures_of_others_stand_beside(place: Path, tmp_path: Path, monkeypatch
     }
 
 
+def test_runs_of_other_chunks_are_scored_by_clip_too(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    whole_of_six(monkeypatch)
+    chunk = [*SMALL, "data.labels=none", "train.state=chunk"]
+    cli("train", place / "whole", tmp_path / "run", *chunk)
+    entries = figures_of(tmp_path / "f.json", "compare", place / "on_whole", tmp_path / "run", "--published", "sc09")
+    assert [entry["protocol"] for entry in entries] == ["clip", "clip"]
+
+
 def test_a_run_that_reads_labels_is_refused(
     place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:

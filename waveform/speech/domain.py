@@ -111,6 +111,10 @@ class Speech(TokenDomain):
                 )
         super().refuse_unlike(runs, options)
 
+    def protocol(self, train: Mapping[str, Any], options: EvaluateOptions) -> str:
+        as_published = options.published is not None and options.protocol is None
+        return "clip" if as_published else super().protocol(train, options)
+
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         return Metrics(of=partial(metrics_of, run, tokens))
 
