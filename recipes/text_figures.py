@@ -149,8 +149,8 @@ def scope_of(entry: dict[str, Any]) -> str:
 def with_gain(entry: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     """Return `entry` with the share by which the first run's perplexity exceeds its own, by bucket and in total.
 
-    Rae et al. 2019, Table 7: 61.2 against 55.9 is a gain of 9.5%. Of runs whose training splits put other words in a
-    bucket, nothing is added.
+    Rae et al. 2019, Table 7: 61.2 against 55.9 is a gain of 9.5%. If the training splits of the
+    runs put different words in a bucket, nothing is added.
     """
     before, after = (each.get("perplexity_by_frequency", {}) for each in (first, entry))
     sizes = [{bucket: figures["num_tokens"] for bucket, figures in each.items()} for each in (before, after)]

@@ -284,7 +284,7 @@ class TokenDomain(Domain):
         self.refuse_other_resets([run.config["train"] for run in runs], options)
 
     def refuse_other_resets(self, trained: Sequence[Mapping[str, Any]], options: EvaluateOptions) -> None:
-        """Raises UserError if state would be reset at other places in some runs; trained: how each was, its `train`."""
+        """Raises UserError unless state is reset at the same places in all runs; trained: the `train` of each."""
         resets = set()
         for train in trained:
             protocol = self.protocol(train, options)

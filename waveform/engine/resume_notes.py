@@ -13,7 +13,7 @@ _BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did
 
 
 def settle_library(learner: Learner, found: Checkpoint | None) -> None:
-    """Let all ranks multiply as `found` was, if that was on such a processor, else as is the fastest for the first."""
+    """Let all ranks multiply by the library of `found`, if that was on such a processor, else by the first's choice."""
     world = learner.world
     if world.device.type != "cpu" or learner.config.autocast(world.device) is not None:
         return
