@@ -27,7 +27,7 @@ from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, average_weights
 from waveform.runs.origin import Origin, compose_from
-from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, names_of, score
 from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.space import Space
 from waveform.runs.training import check_fits, open_training
@@ -258,8 +258,7 @@ class TokenDomain(Domain):
         if config is None or not config.quality or not world.is_first:
             return None
         others = self.open_split(runs[0], data=data, split="train", show_progress=False)
-        names = display_names([{"model": run.name, "run": str(run.given)} for run in runs])
-        named = list(zip(names, runs, strict=True))
+        named = list(zip(names_of(runs), runs, strict=True))
         return self.measure_quality(named, config, tokens, others, show_progress=world.shows)
 
     def measure_quality(
@@ -291,9 +290,9 @@ class TokenDomain(Domain):
             resets.add(f"chunk of {train['chunk']}" if protocol == "chunk" else protocol)
         if options.stride is None and len(resets) > 1:
             raise UserError(
-                f"these runs would be scored with state by {' and by '.join(sorted(resets))}; compare them with "
-                "--protocol utterance, cut text for all of them with --rows, which report has too, or train them with "
-                "the same train.state and train.chunk"
+                f"these runs would be scored with state by {' and by '.join(sorted(resets))}; compare them with one "
+                "--protocol, texts also with --rows, which report has too, or train them with the same train.state and "
+                "train.chunk"
             )
 
     def require_plot(self, run: TrainedRun) -> None:
@@ -314,8 +313,8 @@ class TokenDomain(Domain):
 
     def published(
         self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
-    ) -> tuple[list[dict[str, Any]], EvaluateOptions]:
-        """What others published for options.published, to be shown beside runs, and options for which that is fair.
+    ) -> list[dict[str, Any]]:
+        """What others published for options.published, to be shown beside runs.
 
         Raises UserError if the runs were not trained, or would not be scored, as those of others were.
         """

@@ -6,7 +6,7 @@ from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.learner import Learner
 from waveform.engine.scored_window import uses_kernel_threads
 from waveform.system import linear
-from waveform.system.linear import LIBRARIES, QUESTION
+from waveform.system.linear import LIBRARIES, PRODUCTS
 from waveform.system.machine import cpu_name
 
 _BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did not note it
@@ -21,7 +21,7 @@ def settle_library(learner: Learner, found: Checkpoint | None) -> None:
     is_here = all(before.get(name) == now[name] for name in ("torch", "processor", "instructions"))
     number = 0
     if world.is_first:
-        library = before.get(QUESTION) if is_here else None
+        library = before.get(PRODUCTS) if is_here else None
         number = LIBRARIES.index(str(library) if library in LIBRARIES else linear.fastest_library())
     linear.taken = LIBRARIES[world.largest(number)[0]]
 
@@ -41,7 +41,7 @@ def conditions(learner: Learner) -> dict[str, str | int]:
         "layers": "compiled" if in_kernels else "torch",
         "sharding": config.sharding if world.size > 1 else "none",
         "compile": str(config.compile).lower(),
-        QUESTION: linear.taken or LIBRARIES[0],
+        PRODUCTS: linear.taken or LIBRARIES[0],
     }
 
 

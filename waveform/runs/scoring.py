@@ -260,6 +260,11 @@ class ScoredRun:
         return read_metrics(self.run.folder)
 
 
+def names_of(runs: Sequence[TrainedRun]) -> list[str]:
+    """`display_names` of runs that need not have been scored."""
+    return display_names([{"model": run.name, "run": str(run.given)} for run in runs])
+
+
 def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:
     """The model of each run, with the run's name, or at need its path, if several are of the same model."""
     models = [entry["model"] for entry in entries]

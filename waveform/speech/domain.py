@@ -1,7 +1,6 @@
 """What runs on speech bring to the verbs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -143,16 +142,14 @@ class Speech(TokenDomain):
 
     def published(
         self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
-    ) -> tuple[list[dict[str, Any]], EvaluateOptions]:
-        corpus, options = find_published(str(options.published)), replace(options, protocol=options.protocol or "clip")
+    ) -> list[dict[str, Any]]:
+        corpus = find_published(str(options.published))
         for run in runs:
             folder = Path(run.config["dataset"]["path"] if data is None else data)
             tested_on = read_dataset(folder).modality if is_dataset(folder) else {}  # raw audio says nothing
-            require_same(
-                corpus, run.given, run.config, tested_on=tested_on, protocol=str(options.protocol), split=options.split
-            )
-        self.refuse_unlike(runs, options)
-        return published_rows(corpus), options
+            protocol = self.protocol(run.config["train"], options)
+            require_same(corpus, run.given, run.config, tested_on=tested_on, protocol=protocol, split=options.split)
+        return published_rows(corpus)
 
 
 def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:

@@ -31,7 +31,7 @@ from waveform.system.machine import cpu_name
 
 LIBRARIES = ("torch", "onednn")  # the first is taken if nothing is timed
 SETTING = "WAVEFORM_TIMED_WAYS"  # 0 in the environment: nothing is timed, or read from disk
-QUESTION = "products"  # what the answer is called, on disk and in checkpoints
+PRODUCTS = "products"  # what the choice is called, on disk and in checkpoints
 _MIN_MULTIPLICATIONS = 1 << 22  # of a product; below, oneDNN takes longer to begin than it saves
 _MIN_GAIN = 1.05  # of oneDNN; less may be noise
 _TURNS = 9
@@ -111,16 +111,16 @@ def _find() -> str:
         table = msgspec.json.decode(b"" if file is None else file.read_bytes(), type=dict[str, dict[str, str]])
     instructions, numba = torch.backends.cpu.get_cpu_capability(), version("numba")
     kept = table.setdefault(f"{cpu_name()}, {instructions}, torch {torch.__version__}, numba {numba}", {})
-    if kept.get(QUESTION) in LIBRARIES:
-        return kept[QUESTION]
+    if kept.get(PRODUCTS) in LIBRARIES:
+        return kept[PRODUCTS]
     seconds = _time()
     best = min(seconds, key=seconds.__getitem__)
     if seconds[LIBRARIES[0]] < _MIN_GAIN * seconds[best]:
         best = LIBRARIES[0]
     if os.environ.get("RANK", "0") == "0":
         figures = ", ".join(f"{library} {1000 * each:.1f} ms" for library, each in seconds.items())
-        say(f"{QUESTION} by {best} here, timed once: {figures} ({SETTING}=0 turns this off)", sys.stderr)
-    kept[QUESTION] = best
+        say(f"{PRODUCTS} by {best} here, timed once: {figures} ({SETTING}=0 turns this off)", sys.stderr)
+    kept[PRODUCTS] = best
     if file is not None:
         with suppress(UserError):  # the next process times again
             write_file(file, msgspec.json.format(msgspec.json.encode(table)) + b"\n")

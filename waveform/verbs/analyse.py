@@ -20,7 +20,7 @@ from waveform.engine.interface import optional_parts
 from waveform.engine.token_set import TokenSet
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import common_tokens, display_names
+from waveform.runs.scoring import common_tokens, names_of
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.progress import Progress
@@ -79,7 +79,7 @@ def analyse(
                 "give data of the same kind as the run's"
             )
     distances = domain.distances(runs[0], config.split)
-    labels = display_names([{"model": run.name, "run": str(run.given)} for run in runs])
+    labels = names_of(runs)
     figures: dict[str, Any] = {
         "split": config.split,
         "data_checksum": tokens.checksum,

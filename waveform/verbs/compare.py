@@ -40,9 +40,7 @@ def compare(
     options, domain = options or EvaluateOptions(), domain_of_runs(run_dirs)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         runs, tokens = open_runs(domain, run_dirs, options, data=data, world=world)
-        others = None
-        if options.published is not None:
-            others, options = domain.published(runs, options, data=data)
+        others = None if options.published is None else domain.published(runs, options, data=data)
         sound = domain.quality(runs, quality_config, tokens, data=data, world=world)
         scored = [domain.measure(run, tokens, options, world=world) for run in runs]
         entries = entries_of(domain, scored) if world.is_first else []
