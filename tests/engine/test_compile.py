@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.engine.test_trainer import assert_exact_resume
 from tests.engine.training import small_learner, small_trainer
 from tests.laws import CONFIGS
+from waveform.engine import model_options
 from waveform.engine.model_options import why_no_compiler
 from waveform.engine.token_set import TokenSet
 from waveform.models import run_layers
@@ -23,10 +24,16 @@ NUM_UPDATES = 12
 
 
 @pytest.fixture(name="compiles")
-def start_afresh() -> Iterator[None]:
-    """torch.compile, with nothing compiled yet; skips if it does not work on this machine."""
-    reason = why_no_compiler(torch.device("cpu"))
-    if reason is not None:
+def start_afresh(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch.compile, with nothing compiled yet; skips if it does not work on this machine.
+
+    Without --faults=long, torch runs the same graphs, forward and backward: making them C++ takes 40 s.
+    """
+    if pytestconfig.getoption("faults") == "short":
+        only_traced = torch.compile(Layer.step, dynamic=False, backend="aot_eager")
+        monkeypatch.setattr(run_layers, "compiled_step", lambda step: only_traced)
+        monkeypatch.setattr(model_options, "why_no_compiler", lambda device: None)
+    elif (reason := why_no_compiler(torch.device("cpu"))) is not None:
         pytest.skip(f"torch.compile does not work here: {reason}")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -49,12 +56,7 @@ _TORCHS_OWN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor
 @pytest.mark.usefixtures("compiles")
 @_TORCHS_OWN
 @pytest.mark.parametrize("train", [{}, {"unroll": 2}, {"checkpoint_activations": True}])
-def test_figures_are_those_of_torchs_operations(
-    train: dict[str, Any], tokens: TokenSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if train:  # the same graphs, forward and backward, run by torch: ten times as fast to make as C++
-        only_traced = torch.compile(Layer.step, dynamic=False, backend="aot_eager")
-        monkeypatch.setattr(run_layers, "compiled_step", lambda step: only_traced)
+def test_figures_are_those_of_torchs_operations(train: dict[str, Any], tokens: TokenSet) -> None:
     expected, weights = trained(tokens, **train)
     torch._dynamo.utils.counters.clear()
     sums, compiled_weights = trained(tokens, compile=True, **train)

@@ -26,7 +26,7 @@ def clip_of(samples: np.ndarray, **opinions: float) -> Clip:
 @pytest.fixture(scope="module")
 def reference() -> list[Clip]:
     """Voices of 180 to 219 Hz."""
-    return [clip_of(voice(180 + i, seed=i)) for i in range(40)]
+    return [clip_of(voice(180 + i, seconds=1, seed=i)) for i in range(40)]
 
 
 def noise(seed: int = 0, *, seconds: float = 2.0) -> np.ndarray:

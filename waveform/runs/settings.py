@@ -39,6 +39,7 @@ from waveform.system.plugins import entry_points
 
 _MODELS = "waveform.models.conf"  # has studies for every family: models as others had them
 _SECTIONS = ("recipe", "preset", "preset_model", "study")  # groups whose settings are merged here, in this order
+_OF_HYDRA = ("launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")  # its own groups
 _LONGEST_MESSAGE = 1000  # characters
 _LONGEST_LIST = 20  # of a value in a message
 _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
@@ -122,7 +123,8 @@ def _composed(
     for choice in choices:
         if not isinstance(choice.value(), str | int):
             raise UserError(f"{_shown(str(choice.input_line))}: give the name of a {choice.key_or_group}")
-    overrides, models = (_search_path(family, config_dir), *given), tuple(model_names())
+    unused = [f"~hydra/{group}" for group in _OF_HYDRA]  # reading them takes a fifth of the time
+    overrides, models = (_search_path(family, config_dir), *unused, *given), tuple(model_names())
     by_hydra = _by_hydra if config_dir is None else _by_hydra.__wrapped__  # a user's own files may change
     try:
         return copy.deepcopy(by_hydra(family, overrides, models))
