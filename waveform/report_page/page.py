@@ -6,11 +6,12 @@ so not even markup that got past the escaping of names would be executed.
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from waveform.runs.settings import leaves
 from waveform.system.atomic import explain_write_errors, require_writable, write_file
 from waveform.system.console import printable
 from waveform.system.errors import UserError
@@ -86,20 +87,12 @@ class Page:
 
 def settings_tables(labels: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> tuple[Table, Table]:
     """Return (different, same): a row for each setting, by its dotted name; a column for each run, or one for all."""
-    flat = [dict(_flatten(config)) for config in configs]
+    flat = [{printable(name): printable(str(value)) for name, value in leaves(config)} for config in configs]
     names = sorted({name for settings in flat for name in settings})
     values = {name: [settings.get(name, "–") for settings in flat] for name in names}
     different = [[name, *shown] for name, shown in values.items() if len(set(shown)) > 1]
     same = [[name, shown[0]] for name, shown in values.items() if len(set(shown)) == 1]
     return Table(["setting", *labels], different), Table(["setting", "all runs" if len(flat) > 1 else "value"], same)
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield printable(f"{prefix}{key}"), printable(str(value))
 
 
 def require_each_once(run_dirs: Sequence[Path | str]) -> None:

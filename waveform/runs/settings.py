@@ -300,16 +300,17 @@ def given_by(overrides: Iterable[str]) -> list[str]:
     names: list[str] = []
     for override in overrides:
         name = setting_of(override)
-        names += _leaves(name, _parsed(override).value()) if "{" in override else [name]
+        names += dict(leaves({name: _parsed(override).value()})) if "{" in override else [name]
     return names
 
 
-def _leaves(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _leaves(f"{name}.{key}", part)
-    else:
-        yield name
+def leaves(config: Mapping[Any, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name and the value of each setting."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, prefix=f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:

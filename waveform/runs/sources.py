@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from waveform.runs.settings import setting_of, to_yaml
+from waveform.runs.settings import leaves, setting_of, to_yaml
 
 _HEADING = "# Comments say what states a value; one without is ours, or yours.\n"
 
@@ -19,11 +19,7 @@ def sources(config: Mapping[str, Any], *, domain: str, study: str = "none") -> d
     config: as `compose_config` returns it; domain: `audio`, or the recipe.
     """
     stated = stated_values(f"{domain}/{config['preset']}/{config['model']['name']}/{study}")
-    values = {
-        f"{section}.{name}": value
-        for section, settings in config.items() if isinstance(settings, dict)
-        for name, value in settings.items()
-    }  # fmt: skip
+    values = dict(leaves(config))
     return {name: source for name, (value, source) in stated.items() if name in values and values[name] == value}
 
 
