@@ -53,12 +53,11 @@ def warnings_of(figures: Mapping[str, Mapping[str, Any]], *, unit: str = "sample
     the 0.9 quantile of its slices. Waiting for a tenth of the time is worth a warning. unit: what a token is called.
     """
     lines, shares = [], {}
-    waits = {name: entry["train_waited_share"] for name, entry in figures.items()}
-    if any(share is not None and share > _IDLE for share in waits.values()):
-        each = ", ".join(f"{name} {share:.0%}" for name, share in waits.items() if share is not None and share > _IDLE)
+    waits = {name: entry["train_waited_share"] or 0 for name, entry in figures.items()}
+    if waited := [f"{name} {share:.0%}" for name, share in waits.items() if share > _IDLE]:
         lines.append(
-            f"warning: training waited for a core while other programs ran ({each} of the time). On an idle machine it "
-            f"would see more {unit}s."
+            f"warning: training waited for a core while other programs ran ({', '.join(waited)} of the time). On an "
+            f"idle machine it would see more {unit}s."
         )
     for name, entry in figures.items():
         slices = entry["train_tokens_per_second_by_slice"]
