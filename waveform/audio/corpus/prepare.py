@@ -90,8 +90,7 @@ def prepare(
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
     check_rules(config, section="data")
     audio_format = config.audio_format
-    _check_audio_dir(audio_dir, data_dir)
-    _check_corpus(corpus, data_dir)
+    _check_folders(audio_dir, data_dir, corpus)
     layout = find_layout(audio_dir, config.split)  # refuses bad settings before a long scan
     scan = scan_folder(audio_dir, skip=data_dir)
     if not scan.files:
@@ -175,7 +174,7 @@ def _wanted(scan: Scan, division: Division, corpus: Corpus | None) -> dict[Found
     return wanted
 
 
-def _check_audio_dir(audio_dir: Path, data_dir: Path) -> None:
+def _check_folders(audio_dir: Path, data_dir: Path, corpus: Corpus | None) -> None:
     if not audio_dir.exists():
         raise UserError(f"no such folder: {audio_dir}; give the folder that holds your audio files")
     if not audio_dir.is_dir():
@@ -186,9 +185,6 @@ def _check_audio_dir(audio_dir: Path, data_dir: Path) -> None:
         raise UserError(f"{data_dir} is a file; give a folder for the prepared data")
     if data_dir.is_dir() and data_dir.samefile(audio_dir):
         raise UserError(f"{data_dir} is the audio folder itself; give another folder for the prepared data")
-
-
-def _check_corpus(corpus: Corpus | None, data_dir: Path) -> None:
     if corpus is None and is_dataset(data_dir) and (before := read_dataset(data_dir).modality.get("corpus")):
         raise UserError(f"{data_dir} was prepared with --corpus {before['name']}; give that, or another folder")
 
