@@ -16,10 +16,6 @@ from waveform.system.errors import UserError
 if TYPE_CHECKING:
     import pandas
 
-_PLAYER = (
-    '<div><img src="{picture}" style="width:100%;max-width:{width}px;height:80px"><br>'
-    '<audio controls src="{audio}"></audio></div>'
-)
 _PIXELS_PER_S = 150
 
 
@@ -33,7 +29,8 @@ class Sounds:
     def _repr_html_(self) -> str:
         players = [player("", sound, self.sample_rate_hz) for sound in self.samples]
         return "".join(
-            _PLAYER.format(audio=one.audio, picture=one.picture, width=round(_PIXELS_PER_S * one.duration_s))
+            f'<div><img src="{one.picture}" style="width:100%;max-width:{_PIXELS_PER_S * one.duration_s:.0f}px;'
+            f'height:80px"><br><audio controls src="{one.audio}"></audio></div>'
             for one in players
         )
 
