@@ -162,14 +162,12 @@ class _Search:
         limits = ("train.max_steps=null", f"train.max_seconds={self.config.budget_s:g}")
         return [*self.request.overrides, *self.space.overrides(drawn), *limits]
 
-    def _composed(self, settings: Sequence[str]) -> dict[str, Any]:
-        return self.domain.compose(replace(self.request, overrides=settings))
-
     def _checked(self, drawn: dict[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
         """The configuration of a trial, with looks at the validation split. Raises UserError if a run would refuse."""
         every_s = self.config.budget_s / _NUM_LOOKS
         looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={every_s:g}")
-        config = self._composed([*_DEFAULTS, *self._settings(drawn), *looks])
+        settings = [*_DEFAULTS, *self._settings(drawn), *looks]
+        config = self.domain.compose(replace(self.request, overrides=settings))
         train_config = typed(self.domain.train_config, config["train"], section="train")
         self.domain.check(self.request, config, train_config, world=self.world)
         return config, train_config
@@ -213,7 +211,7 @@ class _Search:
             study = begin()
         except ImportError as error:
             raise UserError("--storage needs a database driver that is not installed") from error
-        base = self._composed(self._settings({}))
+        base = self.domain.compose(replace(self.request, overrides=self._settings({})))
         checksums = {split: self._data.open_split(split).checksum for split in ("train", "valid")}
         if self._data.labels:
             checksums["labels"] = labels_checksum(self._data.open_split(split) for split in ("train", "valid"))
@@ -300,8 +298,8 @@ class _Search:
         return look
 
     def _note(self, trial: Trial, model: SequenceModel, seconds: float, tokens_seen: int) -> None:
-        figures = {"num_parameters": num_parameters(model), "train_seconds": seconds}
-        trial.set_user_attr("figures", {**figures, "train_tokens_seen": tokens_seen})
+        figures = {"num_parameters": num_parameters(model), "train_seconds": seconds, "train_tokens_seen": tokens_seen}
+        trial.set_user_attr("figures", figures)
 
     def _fail(self, trial: Trial, reason: str) -> None:
         trial.set_user_attr("reason", reason)
