@@ -62,10 +62,8 @@ def attention_by_head(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, sho
     if isinstance(model := attending(run), str):
         return {"absent": model}
     config = model.config
-    lead = config.steps_to_full
-    pieces, order = whole_pieces(
-        tokens, lead + config.window, at_most=min(max_tokens // (lead + config.window), _MOST_WINDOWS)
-    )
+    length = config.steps_to_full + config.window  # of a piece, the last window of which is looked at
+    pieces, order = whole_pieces(tokens, length, at_most=min(max_tokens // length, _MOST_WINDOWS))
     assert order
     reach = model.receptive_field
     width = -(-reach // MOST_BUCKETS)
@@ -78,7 +76,7 @@ def attention_by_head(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, sho
     share_RLH = zeros(len(regions), config.num_layers, config.num_heads)
     slots_N = zeros(num_buckets)
     last_queries: dict[int, Tensor] = {}
-    num_windows = lead // config.window + 1  # of a piece, the last of which is looked at
+    num_windows = length // config.window  # of a piece
     num_read = 0
 
     def see(layer: int, attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> None:
@@ -106,7 +104,7 @@ def attention_by_head(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, sho
             seen = bucket_BTK.expand_as(visible_BTK)[visible_BTK]
             slots_N.add_(torch.bincount(seen.cpu(), minlength=num_buckets))
 
-    num_weights = config.num_heads * config.window * (config.window + config.memory + config.compressed)
+    num_weights = config.num_heads * config.window * sum(regions.values())
     rows = min(len(order), max(1, _MOST_WEIGHTS // num_weights))
     with torch.inference_mode(), observe_attention(model, see):
         for _ in read_once(run, pieces, order, what="heads of", show_progress=show_progress, rows=rows):

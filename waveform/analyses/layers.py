@@ -61,11 +61,9 @@ def observe_layers(
         return f"no utterance is long enough: memories are full after {lead} tokens, and the longest has {longest}"
     length = lead + num_windows * config.window
     pieces, order = whole_pieces(tokens, length, at_most=max_tokens // length)
-    num_pieces = len(order)
-    num_layers = config.num_layers
-    num_slots = config.compressed + config.memory + config.window
-    received = np.zeros((num_pieces, num_layers, num_slots))
-    losses = np.zeros((num_pieces, num_layers))
+    slots = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
+    received = np.zeros((len(order), config.num_layers, sum(slots.values())))
+    losses = np.zeros((len(order), config.num_layers))
     num_losses = 0
     seen_received: list[Tensor] = []
     seen_losses: list[Tensor] = []
@@ -88,10 +86,8 @@ def observe_layers(
                     num_losses += len(at)
             seen_received.clear()
             seen_losses.clear()
-    assert num_losses in (0, num_windows * num_pieces)
-    slots = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
-    reach = model.receptive_field
-    return LayerObservations(received, losses if num_losses else None, num_windows, lead, slots, reach)
+    assert num_losses in (0, num_windows * len(order))
+    return LayerObservations(received, losses if num_losses else None, num_windows, lead, slots, model.receptive_field)
 
 
 def whole_pieces(tokens: TokenSet, length: int, *, at_most: int) -> tuple[TokenSet, list[int]]:
