@@ -27,7 +27,7 @@ from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, average_weights
 from waveform.runs.origin import Origin, compose_from
-from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, names_of, score
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
 from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.space import Space
 from waveform.runs.training import check_fits, open_training
@@ -254,24 +254,13 @@ class TokenDomain(Domain):
         data: Path | str | None,
         world: World,
     ) -> tuple[dict[str, Any], str] | None:
-        """How samples of runs sound, if config asks for it, measured by the first rank. Raises UserError."""
-        if config is None or not config.quality or not world.is_first:
-            return None
-        others = self.open_split(runs[0], data=data, split="train", show_progress=False)
-        named = list(zip(names_of(runs), runs, strict=True))
-        return self.measure_quality(named, config, tokens, others, show_progress=world.shows)
+        """How samples of runs sound beside `tokens`, if config asks for it, as JSON and as text, from the first rank.
 
-    def measure_quality(
-        self,
-        runs: Sequence[tuple[str, TrainedRun]],
-        config: QualityConfig,
-        tokens: TokenSet,
-        others: TokenSet,
-        *,
-        show_progress: bool,
-    ) -> tuple[dict[str, Any], str]:
-        """How samples of runs sound, beside `tokens`, as JSON and as text; others: to which they are compared."""
-        raise UserError("--quality is for runs on audio; leave it out")
+        Raises UserError.
+        """
+        if config is not None and config.quality and world.is_first:
+            raise UserError("--quality is for runs on audio; leave it out")
+        return None
 
     # Comparisons
 
