@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +42,7 @@ class TrainedRun:
     train_seconds: float
     tokens_seen: int
     given: Path  # what the user named: a folder, an archive or a bundled run
-
-    @property
-    def unit(self) -> str:
-        """What users call its tokens."""
-        return "token"
+    unit: ClassVar[str] = "token"  # what users call its tokens
 
     @property
     def unit_s(self) -> float | None:

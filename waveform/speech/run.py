@@ -27,9 +27,7 @@ from waveform.system.errors import UserError
 class Run(TrainedRun):
     """A trained run on speech, opened."""
 
-    @property
-    def unit(self) -> str:
-        return "sample"
+    unit = "sample"
 
     @property
     def audio_format(self) -> AudioFormat:
