@@ -199,20 +199,14 @@ class TokenDomain(Domain):
         if dynamic is not None:
             learned = score(run, tokens, protocol=protocol, dynamic=dynamic, **how)
             apart["dynamic"] = {**describe_dynamic(learned, dynamic, plain=result), **metrics.of(learned)}
-        figures = self.figures(run, whole, result, options, metrics=metrics) | apart
+        figures = self.figures(run, whole, result, options, metrics) | apart
         return ScoredRun(run, result, figures)
 
     def figures(
-        self,
-        run: TrainedRun,
-        tokens: TokenSet,
-        result: Evaluation,
-        options: EvaluateOptions,
-        *,
-        metrics: Metrics | None = None,
+        self, run: TrainedRun, tokens: TokenSet, result: Evaluation, options: EvaluateOptions, metrics: Metrics
     ) -> dict[str, Any]:
         """What `evaluate --json` writes of a result on `tokens`, or on pieces of them (docs/evaluation.md)."""
-        metrics, num_scored = metrics or self.metrics(run, tokens, options), len(result.names)
+        num_scored = len(result.names)
         return {
             "schema": SCHEMA,
             "kind": self.kind,

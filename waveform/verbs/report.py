@@ -58,7 +58,8 @@ def report(
             if (result := contents.result(tokens, place, protocol=protocol)) is None:
                 scored.append(domain.measure(run, tokens, options, world=world))
             else:
-                scored.append(ScoredRun(run, result, domain.figures(run, tokens, result, options)))
+                metrics = domain.metrics(run, tokens, options)
+                scored.append(ScoredRun(run, result, domain.figures(run, tokens, result, options, metrics)))
         (entries,) = world.share([partial(entries_of, domain, scored)])  # times sampling, which must not be disturbed
         if world.shows:
             print(domain.format_table(entries))
