@@ -94,10 +94,8 @@ def _draw_layers(axes: "Axes", entry: dict[str, Any]) -> None:
     image = np.array(
         [np.concatenate([layer[region]["weight_per_slot"] for region in regions]) for layer in attention["by_layer"]]
     )
-    from matplotlib.colors import LogNorm
-
     axes.grid(False)
-    shown = axes.imshow(image, aspect="auto", cmap="magma", norm=LogNorm(vmin=max(image.max() * 1e-4, image.min())))
+    shown = axes.imshow(image, aspect="auto", cmap="magma", norm="log", vmin=max(image.max() * 1e-4, image.min()))
     for i in range(1, len(regions)):
         axes.axvline(6 * i - 0.5, color="white", linewidth=1)
     axes.set_xticks([6 * i + 2.5 for i in range(len(regions))], regions)
@@ -172,13 +170,10 @@ def _draw_widest(axes: "list[Axes]", entry: dict[str, Any]) -> None:
 
 
 def _grey_image(axes: "Axes", values: np.ndarray, *, highest: float) -> None:
-    from matplotlib.colors import LogNorm
-
     axes.grid(False)
-    clipped = np.maximum(values, highest * _CONTRAST)
-    axes.imshow(
-        clipped, aspect="auto", interpolation="nearest", cmap="Greys", norm=LogNorm(highest * _CONTRAST, highest)
-    )
+    lowest = highest * _CONTRAST
+    clipped = np.maximum(values, lowest)
+    axes.imshow(clipped, aspect="auto", interpolation="nearest", cmap="Greys", norm="log", vmin=lowest, vmax=highest)
 
 
 def _draw_nats(axes: "Axes", figures: dict[str, Any]) -> None:
