@@ -68,8 +68,7 @@ def open_runs(
     """Open runs, and the tokens that all are scored on. Raises UserError if these differ."""
     runs = [domain.load_to_score(run_dir, options, world=world) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
-    how: dict[str, Any] = {"data": data, "split": options.split, "show_progress": world.shows}
-    token_sets = [domain.open_split(run, **how) for run in runs]
+    token_sets = [domain.open_split(run, data=data, split=options.split, show_progress=world.shows) for run in runs]
     return runs, common_tokens(runs, token_sets, split=options.split)
 
 
