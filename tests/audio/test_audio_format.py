@@ -64,7 +64,7 @@ def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path) -> None:
     run = waveform.load(place / "run")
     assert run.audio_format == FORMAT and run.unit_s == 1 / 16_000
     assert run.sample(seconds=0.01).shape == (1, 160)
-    nats = run.nll(np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)
+    nats = run.nll(np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100.0)
     assert len(nats) == 1_600 and np.isfinite(nats).all()
     quiet = run.nll(0.1 * np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)  # scaled by its own range
     np.testing.assert_allclose(nats, quiet, atol=0.3)

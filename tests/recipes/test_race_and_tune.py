@@ -25,6 +25,16 @@ def test_a_race_is_in_bits_per_byte_and_by_rows(data: Path, tmp_path: Path, caps
     assert one["nats_per_token"] == compressive["nats_per_token"]["seeds"][0]
 
 
+@pytest.mark.slow
+def test_trials_are_scored_as_evaluate_scores_them(data: Path, tmp_path: Path) -> None:
+    """By one stream, where state is carried from one document to the next."""
+    settings = ["model=transformer_xl", "preset=smoke", "train.device=cpu", "train.state=carry"]
+    search = ["tune", data, tmp_path / "search", "--trials", 1, "--budget", "0.3s", *settings]
+    (trial,) = figures_of(tmp_path / "trials.json", *search)
+    evaluated = figures_of(tmp_path / "e.json", "evaluate", trial["run"], "--split", "valid")
+    assert evaluated["protocol"] == "carry" and evaluated["nats_per_token"] == trial["nats_per_token"]
+
+
 @pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl"])
 def test_every_choice_of_a_space_can_be_trained(model: str) -> None:
     """And the two models' contexts have as many slots."""

@@ -78,6 +78,12 @@ def test_names_that_are_not_utf_8_are_written(tmp_path: Path) -> None:
     assert "\\udcff" in path.read_text(encoding="utf-8")
 
 
+def test_a_page_is_written_where_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "link.html").symlink_to("page.html")
+    write_page(tmp_path / "link.html", page_of(["one"]))
+    assert (tmp_path / "link.html").is_symlink() and (tmp_path / "page.html").is_file()
+
+
 def test_only_its_own_pages_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     require_page(path)

@@ -166,6 +166,7 @@ def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: Capsys
     ):
         assert reason in refusal(next(iter(fields)), json.dumps(config | fields))
     assert "is not a configuration" in refusal("deep", '{"config": {"deep": ' + "[" * 100_000)
+    assert "is not a configuration" in refusal("grammar", json.dumps(config | {"config": {"study": "${"}}))
     assert "is a link" in refusal("link", json.dumps(config))
     assert not (tmp_path / "wav").exists()
 

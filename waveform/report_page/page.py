@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from waveform.runs.settings import leaves
-from waveform.system.atomic import explain_write_errors, require_writable, write_file
+from waveform.system.atomic import require_writable
 from waveform.system.console import printable
 from waveform.system.errors import UserError
+from waveform.system.output import write_bytes
 
 _HERE = Path(__file__).parent
 _GENERATOR = b'<meta name="generator" content="waveform report">'  # in page.html
@@ -117,9 +118,7 @@ def _beginning(path: Path) -> bytes:
 
 def write_page(path: Path, page: Page) -> None:
     """Write the page in one step. Raises UserError if it cannot be written."""
-    with explain_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, render(page).encode(errors="backslashreplace"))  # a file name need not be valid UTF-8
+    write_bytes(path, render(page).encode(errors="backslashreplace"))  # a file name need not be valid UTF-8
 
 
 def render(page: Page) -> str:

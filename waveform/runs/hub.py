@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 from jinja2 import Environment
+from omegaconf.errors import OmegaConfBaseException
 
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.engine.metrics import METRICS_FILE, read_metrics
@@ -112,7 +113,7 @@ def unpack_hub(source: Path, folder: Path, *, follow_links: bool = False) -> Non
         if content.library_name != "waveform":
             raise ValueError(f"it is of {content.library_name[:40]!a}")
         settings = to_yaml(content.config)
-    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, RecursionError, OmegaConfBaseException) as error:  # msgspec's errors are ValueErrors
         raise UserError(f"{path} is not a configuration that `waveform export` wrote ({error})") from error
     step = folder / CHECKPOINTS_DIR / content.checkpoint
     with explain_write_errors(folder):

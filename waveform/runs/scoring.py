@@ -62,7 +62,7 @@ def score(
     run: TrainedRun,
     tokens: TokenSet,
     *,
-    protocol: str | None = None,
+    protocol: str,
     world: World | None = None,
     classes: Classes | None = None,
     dynamic: DynamicConfig | None = None,
@@ -70,19 +70,14 @@ def score(
 ) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
-    protocol: None for `chunk` if the run was trained so, else `utterance`. world, classes: as in the engine's
-    `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has scored.
-    max_tokens: about how many to score, of utterances spread evenly; None: all.
+    protocol, world, classes: as in the engine's `evaluate`; by default this process alone. dynamic: let a copy of the
+    model learn from what it has scored. max_tokens: about how many to score, of utterances spread evenly; None: all.
     """
     tokens = run.reading(tokens)
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
     world = world or World(device=run.device)
-    config = EvaluateConfig(
-        window=run.window,
-        protocol=protocol or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance"),
-        chunk=run.config["train"]["chunk"],
-        max_tokens=max_tokens,
-    )
+    chunk = run.config["train"]["chunk"]
+    config = EvaluateConfig(window=run.window, protocol=protocol, chunk=chunk, max_tokens=max_tokens)
     total = min(tokens.num_tokens, max_tokens or tokens.num_tokens)
     with Progress(f"{verb} {run.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=world.shows) as progress:
         if dynamic is not None:

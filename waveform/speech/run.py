@@ -74,7 +74,7 @@ class Run(TrainedRun):
         if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
             raise UserError(f"audio of shape {samples.shape}: give finite mono samples [n], n at least 1")
         audio_format = self.audio_format
-        blocks = resample_blocks([samples], from_hz=sample_rate_hz, to_hz=audio_format.sample_rate_hz)
+        blocks = resample_blocks([samples], from_hz=int(sample_rate_hz), to_hz=audio_format.sample_rate_hz)
         samples = audio_format.scale(np.concatenate(list(blocks)))
         tokens = audio_format.encode(torch.from_numpy(samples)).to(torch.int64)
         vocab_size = int(self.config["dataset"]["vocab_size"])

@@ -36,7 +36,7 @@ from waveform.ranks.distributed import World, job
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import comparable
 from waveform.runs.learning_curves import learning_curve
-from waveform.runs.scoring import score
+from waveform.runs.scoring import EvaluateOptions, score
 from waveform.runs.settings import differing_keys, given_by, typed
 from waveform.runs.space import SearchConfig, Space, short, shown
 from waveform.system.atomic import explain_write_errors
@@ -272,7 +272,9 @@ class _Search:
         if result.asked_by:
             raise Interrupted(result.asked_by)
         run = self.domain.load(run_dir, device=self.world.device.type)
-        nats = score(run, self._valid, max_tokens=_MOST_TOKENS, world=self.world).nats_per_token
+        protocol = self.domain.protocol(config["train"], EvaluateOptions())
+        evaluation = score(run, self._valid, protocol=protocol, max_tokens=_MOST_TOKENS, world=self.world)
+        nats = evaluation.nats_per_token
         if not math.isfinite(nats):
             return self._fail(trial, f"its validation NLL is {nats}")
         self._note(trial, run.model, run.train_seconds, run.tokens_seen)
