@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -30,9 +31,16 @@ _DAMAGE = (
 )
 
 
-def _one_line(error: Exception) -> str:
-    """Return a library's message, which may have several lines, as one."""
-    return " ".join(str(error).split())
+@contextmanager
+def _explained(*, damaged: str, unread: str) -> Iterator[None]:
+    """Raises UserError instead of what libraries raise; the arguments name the file in its two messages."""
+    try:
+        yield
+    except _DAMAGE as error:
+        reason = " ".join(str(error).split())  # it may have several lines
+        raise UserError(f"{damaged} is damaged or cut short ({reason}); fetch it again") from error
+    except OSError as error:
+        raise UserError(f"cannot read {unread}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)
@@ -56,27 +64,20 @@ class Source:
     def blocks(self, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yield bytes start..stop - 1 of a file in blocks. Raises UserError if it is damaged or cannot be read."""
         left = self.sizes[name] - start if stop is None else stop - start
-        try:
-            with self.open(name) as file:
-                if start:
-                    file.seek(start)
-                while left > 0:
-                    block = file.read(min(left, _BLOCK_BYTES))
-                    if not block:
-                        raise EOFError("it ends too early")
-                    left -= len(block)
-                    yield block
-        except _DAMAGE as error:
-            raise UserError(
-                f"{self.path}: {name} is damaged or cut short ({_one_line(error)}); fetch it again"
-            ) from error
-        except OSError as error:
-            raise UserError(f"cannot read {name} of {self.path}: {error.strerror or error}") from error
+        with _explained(damaged=f"{self.path}: {name}", unread=f"{name} of {self.path}"), self.open(name) as file:
+            if start:
+                file.seek(start)
+            while left > 0:
+                block = file.read(min(left, _BLOCK_BYTES))
+                if not block:
+                    raise EOFError("it ends too early")
+                left -= len(block)
+                yield block
 
 
 def open_source(path: Path) -> Source:
     """Open a folder, an archive, or any other file. Raises UserError if it is missing, unreadable or damaged."""
-    try:
+    with _explained(damaged=str(path), unread=str(path)):
         if path.is_dir():
             return _folder(path)
         if not path.exists():
@@ -86,10 +87,6 @@ def open_source(path: Path) -> Source:
         if path.name.endswith(_ARCHIVES):
             return _tar(path)
         return Source(path, {path.name: path.stat().st_size}, lambda name: path.open("rb"))
-    except _DAMAGE as error:
-        raise UserError(f"{path} is damaged or cut short ({_one_line(error)}); fetch it again") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _is_hidden(name: str) -> bool:
