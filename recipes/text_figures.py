@@ -110,9 +110,7 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     header = ["run", *names, "nats/token", "to the first [95% interval]", "parameters", "trained on"]
     rows = []
     for label, entry in zip(_labels(entries), entries, strict=True):
-        against = "-"
-        if entry is not first:
-            against = with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
+        against = "-" if entry is first else with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
         rows.append(
             [
                 f"{label} ({entry['model']})",
