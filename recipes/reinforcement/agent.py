@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recipes.reinforcement.encoders import Encoder
 from recipes.reinforcement.environment import Observation
-from waveform.engine.interface import OptionalParts, SequenceModel, State, optional_parts
+from waveform.engine.interface import SequenceModel, State
 from waveform.models.registry import build, model_class
 from waveform.system.errors import UserError
 
@@ -54,15 +54,9 @@ class Agent(nn.Module):
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 
-    @property
-    def parts(self) -> OptionalParts:
-        """What the trunk offers beyond the contract."""
-        return optional_parts(self.trunk)
-
     def init_state(self, num_rows: int, *, device: torch.device | str) -> State:
         """The state of rows whose episodes begin."""
-        dtype = self.value.weight.dtype
-        return self.trunk.init_state(num_rows, device=device, dtype=dtype)
+        return self.trunk.init_state(num_rows, device=device, dtype=self.value.weight.dtype)
 
     def forward(self, inputs: Inputs, state: State) -> AgentStep:
         """Any T >= 1; the state comes back detached, as from the trunk."""

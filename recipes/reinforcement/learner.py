@@ -27,7 +27,7 @@ from recipes.reinforcement.agent import Agent, AgentStep, Inputs
 from recipes.reinforcement.encoders import GridEncoder
 from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.vtrace import vtrace
-from waveform.engine.interface import State, map_state, take_rows
+from waveform.engine.interface import State, map_state, optional_parts, take_rows
 from waveform.engine.learner import Learner, clip
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.train_config import BaseTrainConfig
@@ -214,14 +214,14 @@ def _read(agent: Agent, inputs: Inputs, unrolls: Unrolls, *, unroll_windows: int
     lengths = unrolls.length.tolist()
     longest = lengths[0]
     window = agent.window or longest
-    state = unrolls.start
+    state, parts = unrolls.start, optional_parts(agent.trunk)
     logits, values = [], []
     compression, num_windows = torch.zeros((), device=inputs.reward.device), 0
     for number, first in enumerate(range(0, longest, window)):
         last = min(first + window, longest)
         num_rows = sum(length > first for length in lengths)
         state = map_state(lambda tensor, n=num_rows: tensor[:n], state)
-        agent.parts.carry_gradient = (number + 1) % unroll_windows > 0 and last < longest
+        parts.carry_gradient = (number + 1) % unroll_windows > 0 and last < longest
         step = agent(map_state(lambda tensor, n=num_rows, a=first, b=last: tensor[:n, a:b], inputs), state)
         state = step.state
         padding = (0, 0, 0, 0, 0, len(lengths) - num_rows)
@@ -230,7 +230,7 @@ def _read(agent: Agent, inputs: Inputs, unrolls: Unrolls, *, unroll_windows: int
         whole = sum(length >= first + window for length in lengths)
         compression = compression + sum(loss[:whole].sum() for loss in step.aux_losses.values())
         num_windows += whole
-    agent.parts.carry_gradient = False
+    parts.carry_gradient = False
     made = AgentStep(torch.cat(logits, dim=1), torch.cat(values, dim=1), state, {"compression": compression})
     return made, num_windows
 

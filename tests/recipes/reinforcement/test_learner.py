@@ -8,7 +8,7 @@ from recipes.reinforcement.agent import Agent, Inputs
 from recipes.reinforcement.learner import LearnerConfig, losses
 from recipes.reinforcement.vtrace import vtrace
 from tests.recipes.reinforcement.small import EPISODE, MODELS, UNROLL, collected, small_agent
-from waveform.engine.interface import map_state, state_tensors, take_rows
+from waveform.engine.interface import map_state, optional_parts, state_tensors, take_rows
 
 _CONFIG = LearnerConfig()
 
@@ -80,7 +80,7 @@ def test_padding_takes_part_in_no_loss(name: str) -> None:
 def test_the_task_never_reaches_the_compressor_nor_compression_the_rest() -> None:
     agent = small_agent("compressive_transformer").train()
     made = losses(agent, collected(agent), _CONFIG)
-    compressor = {id(parameter) for parameter in agent.parts.compressor_parameters()}
+    compressor = {id(parameter) for parameter in optional_parts(agent.trunk).compressor_parameters()}
     made.compression.backward(retain_graph=True)
     reached = {id(p) for p in agent.parameters() if p.grad is not None and p.grad.abs().sum() > 0}
     assert reached and reached <= compressor
