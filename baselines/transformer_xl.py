@@ -5,8 +5,8 @@ ablations are fields: `position`, and `memory=0` for no recurrence. With both it
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -36,8 +36,6 @@ class TransformerXLConfig(TransformerConfig):
     # step: drawn anew for each step; window: one for all steps of a window (variational)
     dropout_mask: Annotated[str, one_of("step", "window")] = "step"
 
-    OWN: ClassVar[tuple[str, ...]] = ("position", "max_distance", "dropout_mask")  # not the Compressive Transformer's
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.position != "relative" and self.clamp_len:
@@ -63,11 +61,11 @@ class TransformerXL(CompressiveTransformerWithDecoders):
     Config = TransformerXLConfig
 
     def __init__(self, config: TransformerXLConfig) -> None:
-        fields = {name: value for name, value in asdict(config).items() if name not in config.OWN}
+        shared = {field.name: getattr(config, field.name) for field in fields(TransformerConfig)}
         if config.position != "relative":
-            fields["attention"] = "reference"
+            shared["attention"] = "reference"
         super().__init__(
-            CompressiveTransformerConfig(**fields, compressed=0, compression_rate=1, compression_loss="none")
+            CompressiveTransformerConfig(**shared, compressed=0, compression_rate=1, compression_loss="none")
         )
         self._scale_of_positions: float | None = None  # absolute ones, which are added to embeddings
         if config.position != "relative":
