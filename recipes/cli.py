@@ -46,7 +46,6 @@ Without --data there is a vocabulary but no text, so the run can only be sampled
 settings, any number: model.memory=400 model.clamp_len=400; for training that continues, preset=small
 train.batch_size=4 train.lr=1e-5
 """
-_RECIPE = Argument("recipe", f"{', '.join(RECIPES)}, or one of an installed package", metavar="RECIPE")
 
 
 def without_recipe(arguments: Sequence[str]) -> list[str]:
@@ -77,7 +76,7 @@ VERBS = (
         "turn a corpus that you have into a data set of tokens",
         "recipes.verbs.prepare:prepare_paths",
         (
-            _RECIPE,
+            Argument("recipe", f"{', '.join(RECIPES)}, or one of an installed package", metavar="RECIPE"),
             Argument(
                 "paths",
                 "SOURCE, the folder, file or archive as it was published, and DATA_DIR, a new folder; DATA_DIR alone "
