@@ -38,10 +38,6 @@ class Rings(NamedTuple):
     compressed: int  # C
     steps: int  # M + W
 
-    def slot(self, step: np.ndarray) -> np.ndarray:
-        """Where steps are kept."""
-        return self.compressed + step % self.steps
-
 
 def rings(kinds: Sequence[LayerKind]) -> Rings:
     """The rings that hold the largest memories of these kinds of layers."""
@@ -91,7 +87,7 @@ def _ring_slots(
     start, num_groups = num_steps - int(now.phase), int(now.evicted) * config.groups
     groups = np.arange(num_groups - config.compressed, num_groups) % max(config.compressed, 1)
     steps = np.arange(start - config.memory, start + config.window)
-    slots = np.concatenate([groups, of_all.slot(steps)])
+    slots = np.concatenate([groups, of_all.compressed + steps % of_all.steps])
     first_in_window = config.compressed + config.memory
     used_groups = slots[config.compressed - int(now.compressed) : config.compressed]
     used_steps = slots[first_in_window - int(now.memory) : first_in_window + int(now.phase)]
