@@ -53,7 +53,7 @@ def _forward(p, n, scratch):
     q = at(p.q, n * T * (d + P))
     k, v = _row_of(p, p.k, p.k_row, p.k_head, n), _row_of(p, p.v, p.v_row, p.v_head, n)
     keys_t, scores = scratch, at(scratch, K * d)
-    transpose(k, p.k_slot, keys_t, K, K, d)
+    transpose(k, p.k_slot, keys_t, K, d)
     for first in range(0, T, _QUERIES):
         m = min(_QUERIES, T - first)
         end = _weights(p, q, keys_t, first, m, scores)
@@ -68,8 +68,8 @@ def _backward(p, n, scratch):
     grad_k, grad_v = at(p.grad_k, n * K * d), at(p.grad_v, n * K * d)
     keys_t, values_t = scratch, at(scratch, K * d)
     weights, grads = at(scratch, 2 * K * d), at(scratch, 2 * K * d + _QUERIES * K)
-    transpose(k, p.k_slot, keys_t, K, K, d)
-    transpose(v, p.v_slot, values_t, K, K, d)
+    transpose(k, p.k_slot, keys_t, K, d)
+    transpose(v, p.v_slot, values_t, K, d)
     zero(grad_k, K * d)
     zero(grad_v, K * d)
     for first in range(0, T, _QUERIES):
@@ -146,7 +146,6 @@ def _call(
     scratch = q.new_empty(num_threads, 2 * num_slots * (d_head + _QUERIES))
     encoding = q.new_empty(1, num_slots, 0) if encoding is None else encoding.contiguous()
     encoding_t = encoding.transpose(1, 2).contiguous()
-    names = ("out", "grad_out", "grad_q", "grad_k", "grad_v")
     plan = make_record({
         "num_rows": num_rows, "num_heads": num_heads, "num_queries": num_queries, "num_slots": num_slots,
         "d_head": d_head, "num_features": encoding.shape[2], "num_threads": num_threads, **numbers,
@@ -154,7 +153,7 @@ def _call(
         **{f"v_{axis}": v.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
         "q": q, "k": k, "v": v, "encoding": encoding, "encoding_t": encoding_t,
         "scratch": scratch, "scratch_size": scratch.shape[1],
-        **{name: others.get(name, 0) for name in names},
+        **dict.fromkeys(("out", "grad_out", "grad_q", "grad_k", "grad_v"), 0), **others,
     })  # fmt: skip
     with record_function("waveform::attention"):
         run_parts(_run, num_threads, "grad_out" in others, plan)

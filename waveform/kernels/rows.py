@@ -25,10 +25,10 @@ def zero(target, n):
 
 
 @kernel
-def repeat_row(row, target, stride, m, n):
-    """Every row of `target` = `row` [n]."""
+def repeat_row(row, target, m, n):
+    """Every row of `target` [m, n] = `row` [n]."""
     for i in range(m):
-        copy(row, v.at(target, i * stride), n)
+        copy(row, v.at(target, i * n), n)
 
 
 @kernel
@@ -172,12 +172,11 @@ def softmax_rows_gradient(weights, grads, stride, m, num_seen, causal, width, sc
 
 
 @kernel
-def transpose(source, source_stride, target, target_stride, m, n):
-    """target [n, m] = source [m, n] transposed; both whole vectors."""
+def transpose(source, stride, target, m, n):
+    """target [n, m] = source [m, n] transposed; both whole vectors, rows of the target one after another."""
     for i in range(0, m, v.LANES):
         for j in range(0, n, v.LANES):
-            block = v.at(source, i * source_stride + j)
-            v.transpose16(block, source_stride, v.at(target, j * target_stride + i), target_stride)
+            v.transpose16(v.at(source, i * stride + j), stride, v.at(target, j * m + i), m)
 
 
 @kernel
