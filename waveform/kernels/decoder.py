@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from waveform.kernels.dense import DenseWeights, pad_last
 from waveform.kernels.draw import NO_DRAWS, Draws, KernelDecoder
@@ -23,7 +22,6 @@ from waveform.kernels.record import address
 from waveform.kernels.row_inputs import lay_out_head, lay_out_inputs
 from waveform.kernels.slots import Windows, caches_read, lay_out_memory
 from waveform.kernels.step import CACHE_GROUPS, PHASES_PER_LAYER, PROJECT, lay_out_step, run
-from waveform.kernels.vectors import padded
 from waveform.models.attention import position_query
 from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
@@ -133,8 +131,8 @@ def _projection(layer: Layer) -> tuple[Tensor, Tensor]:
     weights = [a.query.weight * scale, a.key.weight, a.value.weight, position.flatten(0, 1) * scale]
     none = torch.zeros(d_model)
     biases = [a.content_bias.flatten() * scale, none, none, constant.flatten() * scale]
-    padded_weights = [F.pad(weight, (0, 0, 0, padded(len(weight)) - len(weight))) for weight in weights]
-    return torch.cat(padded_weights), torch.cat([pad_last(bias) for bias in biases])
+    columns = torch.cat([pad_last(weight.t()) for weight in weights], dim=1)  # [D, 3 D' + (H P)']
+    return columns.t(), torch.cat([pad_last(bias) for bias in biases])
 
 
 def _output(layer: Layer) -> Tensor:

@@ -40,7 +40,7 @@ class DenseWeights:
         scales = torch.ones(stacked.shape[:2])
         if int8:
             stacked, scales = quantise(stacked)
-        num_grouped = self.num_outputs // (GROUP * LANES) * GROUP * LANES
+        num_grouped = self.num_outputs // _WIDTH * _WIDTH
         groups = stacked[:, :num_grouped].unflatten(1, (-1, GROUP, LANES)).permute(0, 1, 4, 2, 3)
         others = stacked[:, num_grouped:].unflatten(1, (-1, LANES)).transpose(2, 3)
         all_biases = torch.full_like(scales, padding)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.profiler import record_function
 
+from waveform.kernels.dense import pad_last
 from waveform.kernels.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved_parts, scratch_parts, sum_parts
 from waveform.kernels.record import make_record
 from waveform.kernels.vectors import padded
@@ -95,14 +95,12 @@ def _dropout_factors(layer: Any, h_BTD: Tensor) -> DropoutFactors:
 def _pack_encodings(slots: Slots) -> PackedEncodings:
     """Of rows that are all equally far."""
     of_queries, of_slots = _pack_features(slots.query_encoding[0]), _pack_features(slots.slot_encoding[0])
-    num_slots = len(of_slots)
-    return PackedEncodings(of_queries, of_slots, F.pad(of_slots.t(), (0, padded(num_slots) - num_slots)).contiguous())
+    return PackedEncodings(of_queries, of_slots, pad_last(of_slots.t()).contiguous())
 
 
 def _pack_features(x: Tensor) -> Tensor:
     """[..., P] -> [..., P']: sines and cosines, each padded to whole vectors."""
-    half = x.shape[-1] // 2
-    return F.pad(x.unflatten(-1, (2, half)), (0, padded(half) - half)).flatten(-2).contiguous()
+    return pad_last(x.unflatten(-1, (2, -1))).flatten(-2).contiguous()
 
 
 def layers_in_kernels(
