@@ -67,16 +67,11 @@ class LSTM(TokenModel):
     def trunk(self, inputs: Inputs, state: LSTMState) -> Step:
         """The last layer's h [B, T, D] and the state after them, detached unless `carry_gradient`."""
         x_BTD = self.dropout(inputs.add_to(self.embedding(inputs.tokens)))
-        before = tuple(  # [L, B, D]
-            part.transpose(0, 1).to(x_BTD.dtype).contiguous() for part in (state.hidden, state.cell)
-        )
+        before = tuple(part.transpose(0, 1).to(x_BTD.dtype).contiguous() for part in state)  # [L, B, D]
         with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and _cpu_has_bf16_layers()):
             hidden_BTD, after = self.layers(x_BTD, before)
-        h, c = (
-            new.transpose(0, 1).contiguous().to(old.dtype)
-            for new, old in zip(after, (state.hidden, state.cell), strict=True)
-        )
-        after = LSTMState(h, c)
+        parts = (new.transpose(0, 1).contiguous().to(old.dtype) for new, old in zip(after, state, strict=True))
+        after = LSTMState(*parts)
         return Step(self.dropout(hidden_BTD), after if self.carry_gradient else detach(after), {})
 
 
