@@ -130,9 +130,8 @@ def _instruction(result, *arguments):
 
             return (result or kinds[-1])(*kinds), generate
 
-        first, *others = inspect.signature(build).parameters.values()
         function: Any = typed
-        function.__signature__ = inspect.Signature([first, *others])
+        function.__signature__ = inspect.signature(build)
         function.__name__, function.__doc__ = build.__name__, build.__doc__
         return intrinsic(function)
 
