@@ -50,7 +50,6 @@ def attend(layer, b, head, part, slot, p, kind):
     query, position_query = v.at(projected, head * p.d_head), v.at(p.rotated, row_head * p.num_features)
     cache = (layer * p.num_rows * p.num_heads + row_head) * p.num_blocks
     view = v.get_int64(p.views, layer) * p.num_blocks
-    scaled = 1 if p.quantised else 0
     peaks, by_content = v.fill(np.float32(UNUSED)), v.stack_tile()
     for block in range(first, last):
         if v.get_int64(p.num_used, view + block) == 0:
@@ -61,7 +60,7 @@ def attend(layer, b, head, part, slot, p, kind):
         group_row(position_query, 0, 1, encoding, SLOTS, weights, 0, p.num_features, False, v.F32)
         keys = p.keys + (cache + block) * p.d_head * SLOTS * v.bytes_of(kind)
         group_row(query, 0, 1, keys, SLOTS, by_content, 0, p.d_head, False, kind)
-        scales = v.at(p.key_scales, (cache + block) * SLOTS * scaled)
+        scales = v.at(p.key_scales, (cache + block) * SLOTS * p.quantised)
         for i in range(0, SLOTS, v.LANES):
             logits = v.fma(v.load(by_content, i), v.load(scales, i), v.load(weights, i) + v.load(mask, i))
             peaks = v.maximum(peaks, logits)
@@ -73,7 +72,7 @@ def attend(layer, b, head, part, slot, p, kind):
         if v.get_int64(p.num_used, view + block) == 0:
             continue
         weights = v.at(p.weights, (row_head * p.num_blocks + block) * SLOTS)
-        scales = v.at(p.value_scales, (cache + block) * SLOTS * scaled)
+        scales = v.at(p.value_scales, (cache + block) * SLOTS * p.quantised)
         for i in range(0, SLOTS, v.LANES):
             shares = v.exp(v.load(weights, i) - v.fill(peak))
             sums = sums + shares
