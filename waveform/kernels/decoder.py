@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from waveform.kernels.dense import DenseWeights, pad_last
+from waveform.kernels.dense import DenseWeights, as_vectors, pad_last
 from waveform.kernels.draw import NO_DRAWS, Draws, KernelDecoder
 from waveform.kernels.record import address
 from waveform.kernels.row_inputs import lay_out_head, lay_out_inputs
@@ -87,20 +87,17 @@ def _lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> dict[str, 
     """What every step reads, as it is now, scaled so that attention needs no 1 / sqrt(d)."""
     layers = list(model.layers)
 
-    def vectors(*x: Any) -> np.ndarray:
-        return pad_last(torch.stack([each.detach().float() for each in x])).contiguous().numpy()
-
     def dense(name: str) -> DenseWeights:
         modules = [getattr(layer, name) for layer in layers]
         return DenseWeights([module.weight for module in modules], [module.bias for module in modules], int8=int8)
 
     return {
-        "attention_gain": vectors(*(layer.attention_norm.weight for layer in layers)),  # [L, D'], as the following
-        "attention_bias": vectors(*(layer.attention_norm.bias for layer in layers)),
-        "feedforward_gain": vectors(*(layer.feedforward_norm.weight for layer in layers)),
-        "feedforward_bias": vectors(*(layer.feedforward_norm.bias for layer in layers)),
-        "final_gain": vectors(model.final_norm.weight),  # [1, D']
-        "final_bias": vectors(model.final_norm.bias),
+        "attention_gain": as_vectors(*(layer.attention_norm.weight for layer in layers)),  # [L, D'], as the following
+        "attention_bias": as_vectors(*(layer.attention_norm.bias for layer in layers)),
+        "feedforward_gain": as_vectors(*(layer.feedforward_norm.weight for layer in layers)),
+        "feedforward_bias": as_vectors(*(layer.feedforward_norm.bias for layer in layers)),
+        "final_gain": as_vectors(model.final_norm.weight),  # [1, D']
+        "final_bias": as_vectors(model.final_norm.bias),
         "projection": DenseWeights(*zip(*map(_projection, layers), strict=True), int8=int8),
         "output": DenseWeights([_output(layer) for layer in layers], int8=int8),
         "feed_in": dense("feedforward_in"),

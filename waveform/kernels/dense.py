@@ -8,6 +8,7 @@ Shape letters: R rows, N outputs, K inputs, both padded to whole vectors.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,6 +62,11 @@ class DenseWeights:
 def pad_last(x: Tensor) -> Tensor:
     """Pad the last dimension with zeros to whole vectors."""
     return F.pad(x, (0, padded(x.shape[-1]) - x.shape[-1]))
+
+
+def as_vectors(*x: Any) -> np.ndarray:
+    """Tensors [..., n] -> [len(x), ..., n'] fp32: a copy for a kernel to read."""
+    return pad_last(torch.stack([each.detach().float() for each in x])).contiguous().numpy()
 
 
 def zeros(*shape: int) -> np.ndarray:

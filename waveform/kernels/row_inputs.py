@@ -13,10 +13,10 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from waveform.kernels.compiling import kernel
-from waveform.kernels.dense import DenseWeights, pad_last
+from waveform.kernels.dense import DenseWeights, as_vectors
 from waveform.kernels.density import add_density
 from waveform.kernels.prediction import ROW, advance, lay_out_rows
 from waveform.kernels.rows import add_rows, copy
@@ -43,9 +43,9 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tupl
     """
     labels, prediction = model.label_embedding, model.linear_prediction
     fields = {
-        "embedding": _vectors(model.embedding.weight),  # [V + 1, D']
+        "embedding": as_vectors(model.embedding.weight),  # [V + 1, D']
         "num_labels": 0 if labels is None else len(labels.table),  # 0: nothing is added
-        "label_embedding": _vectors(torch.zeros(0, width) if labels is None else labels.table),  # [N, D']
+        "label_embedding": as_vectors(torch.zeros(0, width) if labels is None else labels.table),  # [N, D']
         # [B] int64; kernels write to it even if nothing reads it
         "row_labels": np.zeros(num_rows, dtype=np.int64) if labels is None else state.labels[0].numpy().copy(),
         "predicts": prediction is not None,
@@ -57,21 +57,16 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tupl
     rows = lay_out_rows(state.predictors[0], *_OTHERS)
     rows["newest"], rows["heard"][:, :HISTORY] = HISTORY - 1, state.predictors[0].history.numpy()
     fields |= {
-        "expected_vectors": _vectors(prediction.table),  # [V, D']
-        "feature_vectors": _vectors(prediction.features.weight.t()),  # [F, D']
-        "class_values": _vectors(torch.tensor(prediction.values[:-1])),  # [V']
-        "class_log_widths": _vectors(torch.tensor(prediction.log_widths)),  # [V']
+        "expected_vectors": as_vectors(prediction.table),  # [V, D']
+        "feature_vectors": as_vectors(prediction.features.weight.t()),  # [F, D']
+        "class_values": as_vectors(torch.tensor(prediction.values[:-1])),  # [V']
+        "class_log_widths": as_vectors(torch.tensor(prediction.log_widths)),  # [V']
         "amplitudes": prediction.values,  # [V + 1] fp64, as the following
         "bounds": prediction.bounds,  # [V - 1]
         "log_widths": prediction.log_widths,  # [V]
         "widening": prediction.widening,  # [P]
     }
     return fields, rows
-
-
-def _vectors(x: Tensor) -> np.ndarray:
-    """x [..., n] -> [..., n'] fp32."""
-    return pad_last(x.detach().float()).contiguous().clone().numpy()
 
 
 def lay_out_head(projection: nn.Linear, head: nn.Module, *, int8: bool) -> DenseWeights:
