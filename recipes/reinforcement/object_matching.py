@@ -74,9 +74,8 @@ class ObjectMatching:
         targets = [(y - 1, x), (y, x + 1), (y + 1, x), (y, x - 1)]
         # [cell, action] -> cell: walls stop the agent.
         self._moved = np.stack([t.clip(0, size - 1) * size + u.clip(0, size - 1) for t, u in targets], axis=1)
-        zeros = np.zeros(len(rows), np.int64)
-        self._trial, self._step, self._place, self._waited = (zeros.copy() for _ in range(4))
-        self._shown, self._other, self._agent, self._match, self._differs = (zeros.copy() for _ in range(5))
+        self._trial, self._step, self._place, self._waited = np.zeros((4, len(rows)), np.int64)
+        self._shown, self._other, self._agent, self._match, self._differs = np.zeros((5, len(rows)), np.int64)
         self._delay = self._delays()
 
     def begin(self) -> np.ndarray:
@@ -85,7 +84,6 @@ class ObjectMatching:
 
     def step(self, actions: np.ndarray) -> Outcome:
         """actions [N] -> what follows; on the way they have no effect."""
-        config = self.config
         on_way = self._place == WAY
         self._agent = np.where(on_way, self._agent, self._moved[self._agent, actions])
         first, second = self._place == FIRST_ROOM, self._place == SECOND_ROOM
@@ -101,7 +99,7 @@ class ObjectMatching:
         if chosen.any():
             self._begin_trial(np.flatnonzero(chosen))
         self._step += 1
-        ended = self._step >= config.episode
+        ended = self._step >= self.config.episode
         if ended.any():
             self._begin_episode(np.flatnonzero(ended))
         return Outcome(self._observe(), reward.astype(np.float32), ended, takes_other, chosen)
