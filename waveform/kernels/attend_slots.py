@@ -86,14 +86,12 @@ def attend(layer, b, head, part, slot, p, kind):
 @kernel
 def _mix(weights, values, mix, width, kind):
     """mix [width] += weights [64] @ values [64, width]."""
-    i = 0
-    while i + SLOTS <= width:
+    first_left_over = width // SLOTS * SLOTS
+    for i in range(0, first_left_over, SLOTS):
         group_row(weights, 0, 1, values + i * v.bytes_of(kind), width, v.at(mix, i), 0, SLOTS, True, kind)
-        i += SLOTS
-    while i < width:
+    for i in range(first_left_over, width, v.LANES):
         mixed = vector_of_product(weights, values + i * v.bytes_of(kind), width, SLOTS, kind)
         v.store(mix, i, v.load(mix, i) + mixed)
-        i += v.LANES
 
 
 @kernel

@@ -219,9 +219,7 @@ fma = _instruction(_floats, _floats, _floats, _floats)(_fma)
 
 def _reduce(builder, vector, operation):
     """Fold halves onto each other: the same tree of operations everywhere."""
-    width = LANES
-    while width > 1:
-        width //= 2
+    for width in (8, 4, 2, 1):
         mask = ir.Constant(ir.VectorType(_INT, LANES), [(i + width) % LANES for i in range(LANES)])
         vector = operation(vector, builder.shuffle_vector(vector, vector, mask))
     return builder.extract_element(vector, ir.Constant(_INT, 0))
@@ -333,8 +331,7 @@ def tanh(builder, a):
 def transpose16(builder, source, source_stride, target, target_stride):
     """16 x 16 floats, with rows at given distances."""
     rows = [_load(builder, source, builder.mul(source_stride, _LONG(i)), _FLOAT) for i in range(LANES)]
-    step = 1
-    while step < LANES:  # within blocks of 2 `step` x 2 `step`, swap the two `step` x `step` off the diagonal
+    for step in (1, 2, 4, 8):  # within blocks of 2 `step` x 2 `step`, swap the two `step` x `step` off the diagonal
         first = [i if not i & step else LANES + (i - step) for i in range(LANES)]
         second = [i + step if not i & step else LANES + i for i in range(LANES)]
         new = list(rows)
@@ -344,7 +341,6 @@ def transpose16(builder, source, source_stride, target, target_stride):
                 new[i] = builder.shuffle_vector(a, b, ir.Constant(_INTS, first))
                 new[i + step] = builder.shuffle_vector(a, b, ir.Constant(_INTS, second))
         rows = new
-        step *= 2
     for i in range(LANES):
         _store(builder, target, builder.mul(target_stride, _LONG(i)), rows[i])
 
