@@ -90,8 +90,7 @@ class Actors:
         self.device = agent.value.weight.device
         self._fresh = agent.init_state(num_rows, device=self.device)
         self._no_action = torch.full((num_rows,), agent.num_actions)
-        observation = torch.from_numpy(environments.begin())
-        present = Inputs(observation, self._no_action, torch.zeros(num_rows))
+        present = Inputs(torch.from_numpy(environments.begin()), self._no_action, torch.zeros(num_rows))
 
         def room(tensor: Tensor) -> Tensor:
             return tensor.new_zeros(num_rows, unroll, *tensor.shape[1:])

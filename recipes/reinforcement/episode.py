@@ -15,7 +15,6 @@ from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_bytes
 from waveform.system.panels import panels
 
-_STEPS = 60
 _ROW = 1 << 41  # beyond those of training and of evaluation
 _COLUMNS = 12
 _FRAME_MS = 160  # of a GIF
@@ -27,7 +26,7 @@ def draw_episode(
     *,
     gif_file: Path | None = None,
     plot_file: Path | None = None,
-    num_steps: int = _STEPS,
+    num_steps: int = 60,
     env: str | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
