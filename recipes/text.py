@@ -58,11 +58,9 @@ def compose_config(
 
 
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
-    """Open the newest checkpoint of a run.
+    """Open the newest checkpoint of a run on text; arguments and errors as of `open_run`.
 
-    device: cpu, cuda, mps, or None for a CUDA GPU if there is one. model_fields: fields that change no parameter, for
-    example a longer `memory` or `compressed` than in training. Raises UserError if it is not a run on text, or
-    has no complete checkpoint.
+    Raises UserError for a run on audio, or of an agent, too.
     """
     require_text(run_dir)
     return open_run(run_dir, device=device, **model_fields)

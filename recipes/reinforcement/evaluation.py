@@ -105,11 +105,10 @@ def in_env(config: dict[str, Any], env: str) -> dict[str, Any]:
 def open_agent(
     run_dir: Path | str, *, env: str | None = None, device: str | None = None, **model_fields: int | None
 ) -> TrainedAgent:
-    """Open the newest checkpoint of an agent's run.
+    """Open the newest checkpoint of an agent's run; other arguments, and errors, as of `open_run`.
 
-    env: the environment, which must be named if it is imported from a module or has options. model_fields: fields that
-    do not change the parameters, for example a longer `memory`. Raises UserError if the run is not an agent's, or has
-    no complete checkpoint.
+    env: the environment, which must be named if it is imported from a module or has options. Raises UserError if the
+    run is not an agent's, too.
     """
     if read_config(find_run(run_dir))["dataset"]["modality"].get("kind") != "environment":
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
