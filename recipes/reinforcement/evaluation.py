@@ -26,7 +26,7 @@ from waveform.runs.named import find_run
 from waveform.runs.opened import load_model, use_saved
 from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
-from waveform.system.console import table
+from waveform.system.console import counted, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 
@@ -257,7 +257,7 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
             del row["to the first [95% interval]"]
         rows.append(row)
     first = entries[0]
-    lines = [as_table(rows, f"{first['environment']}: {first['episodes']:,} episodes each")]
+    lines = [as_table(rows, f"{first['environment']}: {counted(first['episodes'], 'episode')} each")]
     scores = [f"{entry['human_normalised']:.1%}" for entry in entries if "human_normalised" in entry]
     if scores:
         lines.append(f"human-normalised, as in Rae et al. 2019, Figure 5: {', '.join(scores)}")

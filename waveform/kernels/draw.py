@@ -48,7 +48,7 @@ class Draws(NamedTuple):
 
 def make_draws(uniform: Tensor, config: DrawConfig) -> Draws:
     """Ask for a token for each number of `uniform` [n, B]."""
-    first, last = (0, sys.maxsize) if config.classes is None else config.classes
+    first, last = (0, sys.maxsize - 1) if config.classes is None else config.classes  # the kernel adds 1
     return Draws(
         uniform.float().contiguous().numpy(),
         np.empty(uniform.shape, dtype=np.int64),
