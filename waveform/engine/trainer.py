@@ -104,11 +104,8 @@ class Trainer:
         """Within, training may take turns, until `stop` is asked for."""
         self._stop, self.progress, step = stop, progress, self.learner.step
         self.learner.prepare_kernels()
-        self._log = (
-            MetricsLog(self._context.run_dir, resume_step=step, tracker=self.config.log)
-            if self.world.is_first
-            else None
-        )
+        if self.world.is_first:
+            self._log = MetricsLog(self._context.run_dir, resume_step=step, tracker=self.config.log)
         with nullcontext() if self._log is None else closing(self._log.tracker):
             if step:
                 progress.write(f"resumed at step {step}")
