@@ -178,12 +178,11 @@ def _by_torch(
     model: RunsLayers, layers: Sequence[Any], h_BTD: Tensor, state: CompressiveState, clock: Clock
 ) -> LayersOutput:
     """state: of these layers."""
-    outputs: list[Any] = []
+    run, outputs = model.run_one(clock), []
     for i, layer in enumerate(layers):
-        outputs.append(
-            layer(h_BTD, state.slots[:, i], state.window[:, i], state.usage[:, i], clock, model.run_one(clock))
-        )
-        h_BTD = outputs[-1].h
+        made = layer(h_BTD, state.slots[:, i], state.window[:, i], state.usage[:, i], clock, run)
+        h_BTD = made.h
+        outputs.append(made)
     inputs = [made.read if model.carry_gradient else made.read.detach() for made in outputs]
     groups = [made.groups for made in outputs if made.groups is not None]
     losses = [made.loss for made in outputs if made.loss is not None]
