@@ -84,9 +84,8 @@ class CachedDecoder(SteppedDecoder):
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(model.layers):
-            slots = torch.cat([memory.of_layers(layer.config, trunk, i)[0], trunk.window[:, i]], dim=1).to(
-                reference.dtype
-            )
+            slots, _ = memory.of_layers(layer.config, trunk, i)
+            slots = torch.cat([slots, trunk.window[:, i]], dim=1).to(reference.dtype)
             self._keys.append(self._project(layer, slots, layer.attention.key))
             self._values.append(self._project(layer, slots, layer.attention.value))
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
