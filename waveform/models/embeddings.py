@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from waveform.models.initial_values import INIT_STD
 from waveform.models.model_config import LargeVocabularyConfig
-
-_STD = 0.02
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -32,7 +31,7 @@ class AdaptiveEmbedding(nn.Module):
         config: LargeVocabularyConfig,
         *,
         project_first: bool = False,
-        std: float = _STD,
+        std: float = INIT_STD,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
@@ -98,6 +97,6 @@ def token_embedding(
         d_model,
         config,
         project_first=project_first,
-        std=_STD if config.tie_embeddings else std,
+        std=INIT_STD if config.tie_embeddings else std,
         scale=math.sqrt(d_model) if config.tie_embeddings else 1.0,
     )

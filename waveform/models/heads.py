@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from waveform.engine.sound_classes import SoundClasses
 from waveform.models.attention import VECTOR
 from waveform.models.embeddings import AdaptiveEmbedding, random_projection
+from waveform.models.initial_values import INIT_STD
 from waveform.models.linear_prediction import (
     FARTHEST,
     LOG_LEAST_SCALE,
@@ -26,8 +27,6 @@ from waveform.models.linear_prediction import (
 from waveform.models.model_config import LargeVocabularyConfig
 from waveform.system.linear import Linear, linear
 
-_STD = 0.02
-
 
 class SoftmaxHead(nn.Module):
     """A linear layer and a softmax."""
@@ -35,7 +34,7 @@ class SoftmaxHead(nn.Module):
     def __init__(self, d_model: int, *, vocab_size: int) -> None:
         super().__init__()
         self.projection = Linear(d_model, vocab_size)
-        nn.init.normal_(self.projection.weight, std=_STD)
+        nn.init.normal_(self.projection.weight, std=INIT_STD)
         nn.init.zeros_(self.projection.bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ class AdaptiveSoftmaxHead(nn.Module):
         self.first_projection = random_projection(d_model, d_model) if project_first else None
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b - a)) for a, b in pairwise(self.bounds))
         if self.num_tails:
-            self.cluster_weight = nn.Parameter(_STD * torch.randn(self.num_tails, d_model))
+            self.cluster_weight = nn.Parameter(INIT_STD * torch.randn(self.num_tails, d_model))
             # The classes of a cluster are rare, but the cluster is not: it starts with the share that Zipf's law gives.
             shares = [math.log1p(b) - math.log1p(a) for a, b in pairwise(self.bounds)]
             by_share = [math.log(share / shares[0] * self.bounds[1]) for share in shares[1:]]
@@ -149,9 +148,8 @@ class PredictionHead(SoftmaxHead):
         with torch.no_grad():
             self.projection.weight[: self.num_classes] = 0
             self.projection.bias[-3:] = torch.tensor([1.0, -0.8, 0.0])  # w, log scale, shift
-        widths = classes.widths
         self.register_buffer("values", torch.tensor(classes.values), persistent=False)
-        self.register_buffer("log_widths", torch.from_numpy(np.log(widths)).float(), persistent=False)
+        self.register_buffer("log_widths", torch.from_numpy(np.log(classes.widths)).float(), persistent=False)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [B, T, D + NUM_HEAD_INPUTS] -> logits [B, T, V], in at least fp32."""

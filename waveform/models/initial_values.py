@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-INIT_STD = 0.02  # of embeddings, and of what is added to the residual stream
+INIT_STD = 0.02  # of embeddings and heads, and of what is added to the residual stream
 _CUT_STD = 0.87962566103423978  # standard deviation of a standard normal distribution cut at 2
 
 
