@@ -79,7 +79,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         """Give every layer an attention that knows positions in another way."""
         d_model, num_heads = config.d_model, config.num_heads
         if config.position == "absolute":  # as large as the embeddings begin
-            of_norm = INIT_STD if config.norm == "pre" else 1.0
+            of_norm = 1.0 if config.norm == "post" else INIT_STD
             self._scale_of_positions = INIT_STD * math.sqrt(d_model) if config.tie_embeddings else of_norm
         for layer in self.layers:
             encoding: ShawEncoding | LearnedEncoding | None = None

@@ -70,6 +70,12 @@ def test_shaws_vectors_begin_as_large_as_keys() -> None:
     assert attention.encoding.vectors.std().item() == pytest.approx(keys.std().item(), rel=0.1)
 
 
+@pytest.mark.parametrize("norm", ["pre", "post", "both"])
+def test_absolute_positions_begin_as_large_as_embeddings(norm: str) -> None:
+    model = TransformerXL(TransformerXL.Config(**{**SIZES, "d_model": 96, "norm": norm}, position="absolute"))
+    assert model._scale_of_positions == pytest.approx(model.embedding.weight.std().item(), rel=0.1)
+
+
 def test_no_decoder_knows_other_encodings() -> None:
     model = build(position="shaw").float()
     state = model.init_state(1, device="cpu", dtype=torch.float32)

@@ -203,7 +203,7 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
         last = printed.splitlines()[-1]
         killed = how == "SIGKILL"
         why = "ended; its own output says why" if killed else f"did not answer for {_TIMEOUT_S:g} s"
-        why = "worked alone for 0:00:10 h and may hang" if plan.is_first_alone else why
+        why = "worked alone for 0:00:10 and may hang" if plan.is_first_alone else why
         assert code == 1 and "Traceback" not in printed, (code, printed)
         # A rank that waits at a barrier for a killed one learns of it only by its silence.
         assert f"rank {1 - rank} stops" in last, printed

@@ -57,7 +57,7 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
         elif _LATE.search(text):
             reason = f"did not answer for {timeout_s:g} s (in training: train.timeout_s) and may hang"
         elif isinstance(error, _AloneTooLong):
-            reason = f"worked alone for {_PATIENCE} h and may hang"
+            reason = f"worked alone for {_PATIENCE} and may hang"
         else:
             raise
         if world.size == 1:
