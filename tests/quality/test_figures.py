@@ -72,7 +72,7 @@ def test_frechet_distance_of_gaussians() -> None:
 
 
 def test_the_jackknife_of_a_mean_is_students_interval() -> None:
-    clips = [clip_of(voice(150 + 20 * i)) for i in range(5)]
+    clips = [clip_of(voice(150 + 20 * i, seconds=1)) for i in range(5)]
 
     def mean(some: list[Clip]) -> float:
         return float(np.mean([clip.semitones[0] for clip in some]))
@@ -97,10 +97,10 @@ def test_intervals_stay_where_a_figure_can_be() -> None:
 
 
 def test_figures_lie_between_noise_and_real(reference: list[Clip]) -> None:
-    voices = ([voice(hz + i, seed=seed + i) for i in range(8)] for hz, seed in ((184.5, 100), (300, 200)))
+    voices = ([voice(hz + i, seconds=1, seed=seed + i) for i in range(8)] for hz, seed in ((184.5, 100), (300, 200)))
     real, other, hiss = (
         {figure.name: figure for figure in figures_of(list(map(clip_of, sounds)), reference)}
-        for sounds in (*voices, map(noise, range(8)))
+        for sounds in (*voices, [noise(i, seconds=1) for i in range(8)])
     )
     chance = frechet_by_chance(reference, num=8, seed=0)
     distances = [figures["Frechet distance"].value or 0 for figures in (real, other, hiss)]
