@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.faults import forkserver
 from tests.test_cli import words
 from waveform.cli import main
 from waveform.engine import checkpoint
+from waveform.runs import settings
 from waveform.runs.folder import read_config
 from waveform.speech.config import compose_config
 from waveform.system.signals import Interrupted
@@ -47,6 +49,14 @@ def tune(place: Path, out_dir: Path, *more: str, trials: int = 2, budget: str = 
 def trials_of(out_dir: Path) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads(Path(f"{out_dir}.json").read_text())
     return entries
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compose_once() -> Iterator[None]:
+    """A user's own presets are read anew each time, for they may change; those of these tests do not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings._by_hydra, "__wrapped__", settings._by_hydra)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +172,8 @@ def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: Capsys) ->
 def test_a_trial_that_fails_is_named_and_the_search_goes_on(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """By a loss that is not finite, and by sizes that a model refuses together, but each with the preset's."""
     text = f"train.lr: [{GOOD}, 9e18]\nmodel.d_model: [64, 72]\nmodel.num_heads: [4, 16]"
-    settings = [setting for setting in SETTINGS if not setting.startswith(("model.d_model", "model.num_heads"))]
-    command = ["tune", str(place / "data"), str(tmp_path / "s"), "--json", str(tmp_path / "s.json"), *settings]
+    others = [setting for setting in SETTINGS if not setting.startswith(("model.d_model", "model.num_heads"))]
+    command = ["tune", str(place / "data"), str(tmp_path / "s"), "--json", str(tmp_path / "s.json"), *others]
     command += ["--config-dir", str(place / "configs")]
     cli(*command, "--budget", "0.3s", "--trials", "6", *space(place, text))
     entries = trials_of(tmp_path / "s")
