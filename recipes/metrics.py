@@ -28,6 +28,11 @@ UNITS = {
 }
 
 
+def bits_per(nats: float, count: int) -> float:
+    """Bits per item counted."""
+    return bits(nats / count)
+
+
 def perplexity(nats: float, count: int) -> float:
     """exp(nats per item); infinite if it exceeds the range of fp64."""
     mean = nats / count
@@ -57,8 +62,8 @@ def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: 
         }
     if recipe.headline == "bits_per_character":  # of enwik8 and text8, whose characters are bytes
         # What published models do not know is not counted either.
-        return {"bits_per_character": bits(nats / (num_tokens if tokens == "symbols" else num_bytes))}
-    return {"bits_per_byte": bits(nats / num_bytes), "word_perplexity": perplexity(nats, num_words)}
+        return {"bits_per_character": bits_per(nats, num_tokens if tokens == "symbols" else num_bytes)}
+    return {"bits_per_byte": bits_per(nats, num_bytes), "word_perplexity": perplexity(nats, num_words)}
 
 
 def recall_metrics(result: Evaluation, *, chance_bits: float) -> dict[str, Any]:
@@ -70,13 +75,13 @@ def recall_metrics(result: Evaluation, *, chance_bits: float) -> dict[str, Any]:
     nats, counts = result.class_nats, result.class_counts
     width = -(-(len(nats) - 1) // NUM_DISTANCES)
     return {
-        "bits_per_answer": bits(float(nats[1:].sum()) / int(counts[1:].sum())),
+        "bits_per_answer": bits_per(float(nats[1:].sum()), int(counts[1:].sum())),
         "chance_bits": chance_bits,
         "bits_by_distance": [
             {
                 "from": start,
                 "to": start + width - 1,
-                "bits": bits(float(nats[start : start + width].sum()) / num_answers),
+                "bits": bits_per(float(nats[start : start + width].sum()), num_answers),
                 "num_answers": num_answers,
             }
             for start in range(1, len(nats), width)
