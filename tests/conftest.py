@@ -39,7 +39,7 @@ def pytest_collection_finish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of tests/faults."""
     group = parser.getgroup("faults")
-    group.addoption("--faults", choices=("short", "long"), default="short", help="how many cases to run")
+    group.addoption("--faults", choices=("short", "long"), default="short", help="how many cases; long: C++ too")
     group.addoption("--faults-seed", type=int, default=0, metavar="N", help="seed of the cases' random numbers")
     group.addoption("--faults-json", type=Path, metavar="FILE", help="write the figures to this file")
 

@@ -78,10 +78,10 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "dilated-autoencode-post": dict(_RAGGED, compression="dilated", compression_loss="autoencode", norm="post"),
         "no-compressed": dict(_RAGGED, compressed=0),
         "adaptive-tied": dict(_RAGGED, **_ADAPTIVE, tie_embeddings=True),
+        "adaptive-post": dict(_COMPRESSIVE, **_ADAPTIVE, norm="post"),
         "relu-clamped": dict(_RAGGED, activation="relu", clamp_len=4, compression="mean"),
-        "most-used-clamped-post-zeros": dict(
-            _COMPRESSIVE, compression="most_used", clamp_len=3, norm="post", empty_memory="zeros"
-        ),
+        "clamped-post-zeros": dict(_COMPRESSIVE, norm="post", empty_memory="zeros", clamp_len=6),
+        "most-used-clamped-post": dict(_COMPRESSIVE, compression="most_used", clamp_len=3, norm="post"),
         "labelled": dict(_RAGGED, **_LABELLED),
         "predicting": dict(_RAGGED, **_PREDICTING, window=8),
         "predicting-labelled-post": dict(_COMPRESSIVE, **_PREDICTING, **_LABELLED, window=8, norm="post"),
@@ -106,6 +106,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "shaw": dict(_ATTENTION, window=4, memory=6, position="shaw", max_distance=7),
         "absolute": dict(_ATTENTION, window=5, memory=0, norm="post", position="absolute"),
         "learned": dict(_ATTENTION, window=5, memory=0, position="learned"),
+        "learned-post": dict(_ATTENTION, window=4, memory=0, position="learned", norm="post"),
         "adaptive-tied-post": dict(_ATTENTION, **_ADAPTIVE, window=5, memory=3, norm="post", tie_embeddings=True),
         "published": dict(_ATTENTION, **_ADAPTIVE, **_PUBLISHED, window=4, memory=6),
         "same-length": dict(_ATTENTION, window=4, memory=6, same_length=True),
@@ -325,17 +326,18 @@ def check_causality(case: Case) -> None:
 def check_chunks(case: Case) -> None:
     """However a stream is cut, its outputs are the same."""
     model, window = case.build(), case.window
+    num_steps = 6 * window + window // 2 + 1
+    tokens = case.tokens(num_steps)
+    ragged = ragged_cuts(num_steps, longest=2 * window + 1)
+    cuts = {"ragged": ragged, "windows": even_cuts(num_steps, window), "all but one": [1, num_steps - 1]}
     with torch.no_grad():
-        # Six windows fill every memory; mid-stream, where the first row's are full, the second's are after three more.
-        for start, num_windows, longest in ((fresh_state(model), 6, 1), (mid_stream_state(model, case), 3, 3)):
-            num_steps = num_windows * window + window // 2 + 1
-            tokens = case.tokens(num_steps)
-            cuts = {"windows": even_cuts(num_steps, window), "all but one": [1, num_steps - 1]}
-            cuts["ragged"] = ragged_cuts(num_steps, longest=2 * window + 1)
-            cuts["short"] = ragged_cuts(num_steps, longest=longest)
+        for start, short in (
+            (fresh_state(model), [1] * num_steps),
+            (mid_stream_state(model, case), ragged_cuts(num_steps, longest=3)),
+        ):
             expected, _, _ = run(model, tokens, clone(start), [num_steps])
             assert expected.shape[:2] == tokens.shape
-            for name, lengths in cuts.items():
+            for name, lengths in {**cuts, "short": short}.items():
                 actual, _, _ = run(model, tokens, clone(start), lengths)
                 torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -344,9 +346,8 @@ def check_decoder(case: Case) -> None:
     """Stepping the model's own decoder equals teacher forcing, from fresh and from mid-window states."""
     model = case.build()
     with torch.no_grad():  # with all rows in step a model may have a faster decoder
-        fresh, *later = states_in_step(model, case)
-        assert_steps_equal_forward(model, case.tokens(4 * case.window + 2), [mid_stream_state(model, case), fresh])
-        assert_steps_equal_forward(model, case.tokens(2 * case.window + 2), later)
+        starts = [mid_stream_state(model, case), *states_in_step(model, case)]
+        assert_steps_equal_forward(model, case.tokens(4 * case.window + 2), starts)
 
 
 def steps(decoder: interface.Decoder, tokens: Tensor) -> Tensor:
