@@ -184,10 +184,8 @@ class TokenDomain(Domain):
         dynamic, protocol = options.dynamic_config(run), self.protocol(run.config["train"], options)
         metrics = self.metrics(run, tokens, options)
         whole, classes = tokens, metrics.classes
-        if options.rows is not None:
-            length = -(-tokens.num_tokens // options.rows)
-            tokens = tokens.cut(length)
-            classes = classes.cut(length) if isinstance(classes, TokenSet) else classes
+        tokens = options.pieces(tokens)
+        classes = options.pieces(classes) if isinstance(classes, TokenSet) else classes
         how: dict[str, Any] = {"world": world, "classes": classes}
         if options.stride is None:
             result = score(run, tokens, protocol=protocol, **how)
@@ -383,5 +381,7 @@ def domain_of_runs(run_dirs: Sequence[Path | str]) -> TokenDomain:
     """The same for runs on data sets. Raises UserError for runs of agents."""
     domain = any_domain_of_runs(run_dirs)
     if not isinstance(domain, TokenDomain):
-        raise UserError(f"only evaluate, compare and play know {domain.runs}, and {run_dirs[0]} is one of them")
+        raise UserError(
+            f"only evaluate, compare and `python -m recipes play` know {domain.runs}, and {run_dirs[0]} is one of them"
+        )
     return domain

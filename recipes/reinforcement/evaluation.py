@@ -183,8 +183,8 @@ def play(trained: TrainedAgent, playing: Playing) -> dict[str, Any]:
 
     The first episodes of each row count, the same number in each, so that short ones are not preferred.
     """
-    at_delays = [({"delay": delay}, trained.at_delay(delay)) for delay in playing.delays]
-    in_envs = [({"env": env}, trained.in_env(env)) for env in playing.envs]
+    at_delays = [({"delay": delay}, trained.at_delay(delay)) for delay in dict.fromkeys(playing.delays)]
+    in_envs = [({"env": env}, trained.in_env(env)) for env in dict.fromkeys(playing.envs)]
     # Each row may need a process, of which there should be no more than in training.
     config, episodes = trained.config, playing.episodes
     most = min(_ROWS, config["train"]["batch_size"]) if config.get("env_processes") else _ROWS

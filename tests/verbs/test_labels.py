@@ -106,11 +106,16 @@ def test_evaluate_by_label(place: Path, tmp_path: Path, capsys: Capsys) -> None:
 
 
 def test_pieces_keep_the_labels_of_their_utterances(place: Path) -> None:
+    """And linear prediction alone begins each piece anew, as the run does."""
     whole, pieces = (
         waveform.evaluate(place / "run", EvaluateOptions(rows=rows), show_progress=False) for rows in (None, 8)
     )
-    sizes = [{one["label"]: one["num_tokens"] for one in figures["nll_by_label"]} for figures in (whole, pieces)]
+    sizes = [
+        {one["label"]: (one["num_tokens"], one["num_utterances"]) for one in figures["nll_by_label"]}
+        for figures in (whole, pieces)
+    ]
     assert sizes[0] == sizes[1] and pieces["state"] != whole["state"]
+    assert pieces["linear_prediction_nats_per_token"] > whole["linear_prediction_nats_per_token"]
     assert pieces["num_utterances"] == whole["num_utterances"] and pieces["data_checksum"] == whole["data_checksum"]
 
 

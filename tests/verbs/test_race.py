@@ -67,6 +67,13 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: Capsys) -> None
         assert weights(tmp_path / "alone" / model) == trained[name]
 
 
+def test_without_the_baseline_others_are_compared_with_the_first(data: Path, tmp_path: Path, capsys: Capsys) -> None:
+    race = ["race", data, tmp_path / "runs", "--models", "transformer_xl", "lstm", *STEPS]
+    first, second = figures_of(tmp_path / "race.json", *race)["models"]
+    assert first["difference_nats"] is None and second["difference_nats"] is not None
+    assert "vs transformer_xl, nats" in capsys.readouterr().out
+
+
 def test_a_stopped_race_continues(data: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     command = ["race", str(data), str(tmp_path / "runs"), "--models", "wavenet", "transformer_xl", *STEPS]
     updates = interrupt_training(monkeypatch, at=2)
@@ -121,6 +128,7 @@ def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: Capsys) -> No
     assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"], capsys)
     chunks = "these runs would be scored with state by chunk of 256 and by chunk of 64"
     assert chunks in mistake([*command[:3], "preset=demo", "train.state=chunk"], capsys)
+    assert "seed is 2147483648" in mistake([*command, "--seeds", "2", "seed=2147483647"], capsys)
     assert "are both null; set one" in mistake([*command, "train.max_steps=null"], capsys)
     assert not (tmp_path / "runs").exists()
 

@@ -28,7 +28,7 @@ class DrawConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}; it must be 0 or more")
+            raise UserError(f"temperature is {self.temperature}; it must be a finite number of 0 or more")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top-k is {self.top_k}; it must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -21,7 +21,7 @@ from waveform.ranks.distributed import choose_device
 from waveform.runs.configured_model import labels_of, model_from, window_of
 from waveform.runs.folder import CONFIG_FILE, Saved, check_recorded, read_config
 from waveform.runs.named import find_run
-from waveform.system.console import printable
+from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 
 _MOST_NAMES = 20  # of labels in a message
@@ -200,8 +200,8 @@ def average_weights(run: TrainedRun, num_checkpoints: int) -> None:
         found = checkpoint.newest_complete(run.folder, at_most=num_checkpoints)
         if len(found) < num_checkpoints:
             raise UserError(
-                f"--average {num_checkpoints}: {run.folder} has {len(found)} complete checkpoints; train with "
-                f"train.keep_checkpoints={num_checkpoints}, or average fewer"
+                f"--average {num_checkpoints}: {run.folder} has {counted(len(found), 'complete checkpoint')}; train "
+                f"with train.keep_checkpoints={num_checkpoints}, or average fewer"
             )
         mean = {name: weight.double() / num_checkpoints for name, weight in found[0].model_weights().items()}
         for other in found[1:]:

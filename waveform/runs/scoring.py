@@ -115,17 +115,17 @@ def nll_by_label(result: Evaluation, tokens: TokenSet) -> list[dict[str, Any]]:
     `label` is None for utterances without one.
     """
     label_of = dict(zip(tokens.names, tokens.labels, strict=True))
+    wholes = [name if name in label_of else name.rpartition("#")[0] for name in result.names]  # of pieces
     groups: dict[str | None, list[int]] = {}
-    for i, name in enumerate(result.names):
+    for i, whole in enumerate(wholes):
         if result.counts[i]:
-            whole = name if name in label_of else name.rpartition("#")[0]  # of which it is a piece
             groups.setdefault(label_of[whole], []).append(i)
     if groups.keys() <= {None}:
         return []
     entries = [
         {
             "label": label,
-            "num_utterances": len(of_label),
+            "num_utterances": len({wholes[i] for i in of_label}),
             "num_tokens": int(result.counts[of_label].sum()),
             "nats_per_token": float(result.nats[of_label].sum() / result.counts[of_label].sum()),
         }
@@ -160,6 +160,10 @@ class EvaluateOptions:
             raise UserError("--dynamic-lr and --dynamic-optimiser are of dynamic evaluation; give --dynamic too")
         if self.stride is not None and (self.protocol is not None or self.dynamic):
             raise UserError("--stride begins each window anew; --protocol and --dynamic need windows that go on")
+
+    def pieces(self, tokens: TokenSet) -> TokenSet:
+        """What is scored of a split: utterances longer than 1/`rows` of it are cut."""
+        return tokens if self.rows is None else tokens.cut(-(-tokens.num_tokens // self.rows))
 
     def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
         """Dynamic evaluation, if chosen, with training's clip norm and auxiliary weight. Raises UserError."""
@@ -211,7 +215,7 @@ def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, *, protocol: str) 
         return None
     protocol = "utterance" if protocol == "window" else protocol
     config = EvaluateConfig(window=run.window, protocol=protocol, chunk=run.config["train"]["chunk"])
-    key = (classes, tokens.checksum, protocol, config.reset_every)
+    key = (classes, tokens.checksum, tuple(tokens.lengths), protocol, config.reset_every)
     if key not in _PREDICTED:
         _PREDICTED[key] = evaluate_tokens(PredictorsAlone(classes), tokens, config).nats_per_token
     return _PREDICTED[key]

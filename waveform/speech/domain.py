@@ -115,7 +115,7 @@ class Speech(TokenDomain):
         return "clip" if as_published else super().protocol(train, options)
 
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
-        return Metrics(of=partial(metrics_of, run, tokens))
+        return Metrics(of=partial(metrics_of, run, tokens, options.pieces(tokens)))
 
     def quality(
         self,

@@ -24,15 +24,18 @@ _MOST_LABELS = 20  # rows of a table
 _SPEED_SECONDS = 2.0  # of measuring how fast a run samples
 
 
-def metrics_of(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> dict[str, Any]:
-    """What is reported of a run on speech: beside what anybody knows without training, and by label."""
+def metrics_of(run: TrainedRun, tokens: TokenSet, pieces: TokenSet, result: Evaluation) -> dict[str, Any]:
+    """What is reported of a run on speech: beside what anybody knows without training, and by label.
+
+    pieces: of `tokens`, as they were scored.
+    """
     modality = run.config["dataset"]["modality"]
     by_label = nll_by_label(result, tokens)
     return {
         "sample_rate_hz": modality["sample_rate_hz"],
         "looks_ahead": format_of(modality).looks_ahead,
         "unigram_nats_per_token": unigram_nats(run, tokens),
-        "linear_prediction_nats_per_token": linear_prediction_nats(run, tokens, protocol=result.protocol),
+        "linear_prediction_nats_per_token": linear_prediction_nats(run, pieces, protocol=result.protocol),
         "prediction": run.config["model"].get("prediction", "none"),
         **({"nll_by_label": by_label} if by_label else {}),
     }

@@ -21,6 +21,7 @@ from waveform.runs.folder import read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.speech.data import require_audio
+from waveform.system.console import counted
 from waveform.system.errors import UserError
 
 
@@ -65,12 +66,12 @@ class Run(TrainedRun):
 
         audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to the run's rate if that differs, and scaled
         as its data was). label: one of the run's; None: unknown. Returns [n'], fp32, n' samples at the run's rate.
-        Raises UserError for other shapes, values that are not finite, a rate that is not a whole number, and a label
-        that the run does not know.
+        Raises UserError for other shapes, integers, values that are not finite, a rate that is not a whole number, and
+        a label that the run does not know.
         """
         if sample_rate_hz < 1 or not float(sample_rate_hz).is_integer():
             raise UserError(f"sample_rate_hz is {sample_rate_hz}; give a whole number of at least 1")
-        samples = np.asarray(audio, dtype=np.float32)
+        samples = _floats(audio)
         if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
             raise UserError(f"audio of shape {samples.shape}: give finite mono samples [n], n at least 1")
         audio_format = self.audio_format
@@ -110,13 +111,13 @@ class Run(TrainedRun):
         audio_format = self.audio_format
         check_amount(num, seconds, endless=on_block is not None)
         num_steps = sys.maxsize if seconds == math.inf else max(1, round(seconds * audio_format.sample_rate_hz))
-        prompt = None if prime is None else audio_format.encode(torch.as_tensor(np.asarray(prime, dtype=np.float32)))
+        prompt = None if prime is None else audio_format.encode(torch.from_numpy(_floats(prime)))
 
         def sound(tokens: Tensor) -> np.ndarray:
             return audio_format.decode(tokens.to(torch.uint8)).numpy()
 
         if labels is not None and len(labels) != num:
-            raise UserError(f"{len(labels)} labels for num={num} samples; give one for each")
+            raise UserError(f"{counted(len(labels), 'label')} for num={num} samples; give one for each")
         tokens = sample_tokens(
             self.model,
             vocab_size=int(self.config["dataset"]["vocab_size"]),
@@ -128,6 +129,14 @@ class Run(TrainedRun):
             labels=None if labels is None else [self.label_number(label) for label in labels],
         )
         return sound(tokens)
+
+
+def _floats(audio: np.ndarray | Tensor) -> np.ndarray:
+    """The samples in fp32. Raises UserError for whole numbers, of which 1 is not full scale."""
+    samples = np.asarray(audio)
+    if not np.issubdtype(samples.dtype, np.floating):
+        raise UserError(f"audio of type {samples.dtype}; give floats in [-1, 1]")
+    return samples.astype(np.float32)
 
 
 def check_amount(num: int, seconds: float, *, endless: bool) -> None:

@@ -84,6 +84,8 @@ def race(
     options = EvaluateOptions(rows=entrants.rows)
     domain.refuse_other_resets([config["train"] for config in configs], options)
     seeds = [configs[0]["seed"] + i for i in range(entrants.seeds)]
+    last = TrainRequest(data, overrides=[*settings[models[0]], f"seed={seeds[-1]}"], config_dir=config_dir)
+    domain.compose(last)  # refuses a seed that is too large
     for seed in seeds:
         runs = {out_dir / f"{model}-{seed}": [*settings[model], f"seed={seed}"] for model in models}
         then = "all runs are saved; the same command continues"
@@ -97,10 +99,11 @@ def race(
     opened, tokens = open_runs(domain, run_dirs, options, world=world)
     scored = [domain.measure(run, tokens, options, world=world) for run in opened]
     by_model = {model: scored[i :: len(models)] for i, model in enumerate(models)}
+    baseline = domain.race_baseline if domain.race_baseline in by_model else models[0]
     columns = domain.race_columns(scored[0].figures)
     figures: dict[str, Any] = {
         "models": [
-            {"model": model, **_summary(of_model, by_model.get(domain.race_baseline)), "seeds": seeds}
+            {"model": model, **_summary(of_model, by_model[baseline]), "seeds": seeds}
             | {name: mean_and_interval([one.figures[name] for one in of_model]) for name in columns}
             for model, of_model in by_model.items()
         ],
@@ -112,7 +115,7 @@ def race(
         "runs": [one.all_figures for one in scored],
     }
     if show_progress:
-        print("\n".join([*_table(figures, domain, columns), domain.scope(figures["runs"][0])]))
+        print("\n".join([*_table(figures, domain, columns, baseline=baseline), domain.scope(figures["runs"][0])]))
     write_json(json_file, figures)
     if plot_file is not None:
         save_learning_curves(
@@ -133,11 +136,11 @@ def _looks(train: Mapping[str, Any]) -> list[str]:
     return [looks, f"train.evaluate_tokens={_LOOK_TOKENS}"]
 
 
-def _summary(runs: Sequence[ScoredRun], baseline: Sequence[ScoredRun] | None) -> dict[str, Any]:
+def _summary(runs: Sequence[ScoredRun], baseline: Sequence[ScoredRun]) -> dict[str, Any]:
     """Figures of one model over its seeds; baseline: the runs of the same seeds that it is compared with."""
     speeds = [speed for one in runs for speed in one.all_figures["train_tokens_per_second_by_slice"]]
     difference = None
-    if baseline is not None and baseline[0] is not runs[0]:
+    if baseline[0] is not runs[0]:
         pairs = [(one.result, other.result) for one, other in zip(runs, baseline, strict=True)]
         difference = _over_seeds_and_utterances([replace(a, nats=a.nats - b.nats) for a, b in pairs])
     return {
@@ -162,9 +165,9 @@ def _over_seeds_and_utterances(results: Sequence[Evaluation]) -> dict[str, Any]:
     }
 
 
-def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, str]) -> list[str]:
+def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, str], *, baseline: str) -> list[str]:
     """The race as lines of text, best NLL first; columns: further metrics, and what they are called."""
-    unit, baseline, num_seeds = domain.unit, domain.race_baseline, len(figures["models"][0]["seeds"])
+    unit, num_seeds = domain.unit, len(figures["models"][0]["seeds"])
     tokens_per_second = figures["runs"][0].get("sample_rate_hz")
     utterances = any(entry["nats_per_token"]["interval_95_over_utterances"] for entry in figures["models"])
     brackets = " ".join([*["[utterances]"] * utterances, *["[seeds]"] * (num_seeds > 1)])

@@ -129,7 +129,9 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.Ca
     for verb, *more in (["report", "--out", runs / "page.html"], ["analyse"], ["export", runs / "x.zip"]):
         assert main([verb, *map(str, [runs / "ct", *more])]) == 2
         said = capsys.readouterr()
-        assert "only evaluate, compare and play know runs of agents" in said.err and said.out == ""  # it has not played
+        assert (
+            "only evaluate, compare and `python -m recipes play` know runs of agents" in said.err and said.out == ""
+        )  # it has not played
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
