@@ -42,7 +42,7 @@ PROTOCOL = Argument(
     "of text: as in training)",
     choices=("utterance", "chunk", "carry", "clip"),
 )
-ROWS = number("--rows", "cut the split into N pieces, each from empty memories: faster, a bit worse")
+ROWS = number("--rows", "cut what is longer than 1/N of the split; each piece begins from nothing: faster, a bit worse")
 # How a run is scored
 SCORING = (
     DATA,
