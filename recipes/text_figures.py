@@ -13,7 +13,7 @@ from waveform.domain import Metrics
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.scoring import EvaluateOptions, trained_on
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, table
 from waveform.system.errors import UserError
@@ -118,7 +118,7 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
                 f"{entry['nats_per_token']:.4f}",
                 against,
                 f"{entry['num_parameters'] / 1e6:.2f} M",
-                f"{entry['train_tokens_seen'] / 1e6:.1f} M tokens, {entry['train_seconds']:.0f} s",
+                trained_on(entry),
             ]
         )
     return header, rows

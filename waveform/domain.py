@@ -229,6 +229,7 @@ class TokenDomain(Domain):
             "averaged_checkpoints": options.average,
             "train_seconds": run.train_seconds,
             "train_tokens_seen": run.tokens_seen,
+            "origin": run.origin,
             "data_checksum": tokens.checksum,
             "model_config": dict(run.config["model"]),
         }

@@ -18,7 +18,7 @@ _LOUD = 0.1 * np.random.default_rng(0).standard_normal(2 * _RATE_HZ)
             np.concatenate([_LOUD[:_RATE_HZ], np.zeros(2 * _RATE_HZ)]),
             "ct falls silent in 66% of what it draws: raise",
         ),
-        (1.5, np.sign(_LOUD), "ct clips in 100% of what it draws: lower --temperature"),
+        (1.5, np.sign(_LOUD), "ct clips in 100% of what it draws: lower its temperature"),
         (1.5, np.zeros(100), None),  # too short to tell
         (1.8, _LOUD, "ct knows no more than linear prediction alone (1.800 and 1.800 nats), so expect noise: "),
         (0.9, _LOUD, "The NLL of ct is below 1 nat"),

@@ -24,8 +24,8 @@ def test_plain_lines(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
             bar.update(6_000)
     lines = capsys.readouterr().err.splitlines()
     assert lines and all(line.startswith("score: ") and "\r" not in line for line in lines)
-    assert "24,000/48,000 sample (50%)" in lines[-1]
-    assert "sample/s" in lines[-1] and "ETA" in lines[-1] and "x real time" in lines[-1]
+    assert "24,000/48,000 samples (50%)" in lines[-1]
+    assert "samples/s" in lines[-1] and "ETA" in lines[-1] and "x real time" in lines[-1]
 
 
 def test_an_eta_waits_until_the_start_does_not_count(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
@@ -56,13 +56,13 @@ def test_the_last_line_is_printed_once(monkeypatch: MonkeyPatch, capsys: Capsys)
 def test_on_a_terminal_one_line_is_kept_up_to_date(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     tick(monkeypatch, every_s=1)
-    monkeypatch.setenv("COLUMNS", "23")
+    monkeypatch.setenv("COLUMNS", "24")
     with Progress("train", total=2, unit="step") as line:
         line.update()
         line.write("hello")
         line.update()
     shown = capsys.readouterr().err.split("\r\x1b[K")
-    assert shown == ["", "train: 1/2 step (50%),", "hello\n", "train: 2/2 step (100%)\n"]
+    assert shown == ["", "train: 1/2 steps (50%),", "hello\n", "train: 2/2 steps (100%)\n"]
 
 
 def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: MonkeyPatch) -> None:

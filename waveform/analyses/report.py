@@ -78,7 +78,7 @@ def _heads(heads: dict[str, Any]) -> list[str]:
     for letter, term in heads["terms"].items():
         distances = [distance for layer in term["mean_distance"] for distance in layer]
         lines.append(
-            f"    term ({letter}) alone, {term['name']}: {min(distances):.1f} to {max(distances):.1f}, "
+            f"    term ({letter}) alone, {term['name']}, steps: {min(distances):.1f} to {max(distances):.1f}, "
             f"mean {sum(distances) / len(distances):.1f}"
         )
     return lines

@@ -81,7 +81,8 @@ def write_hub(
             if path.exists():
                 os.replace(path, hub / path.name)
         curve = learning_curve(read_metrics(hub), config["train"])
-        save_learning_curves(hub / "learning-curve.png", [(config["model"]["name"], curve)], unit=unit)
+        if curve.nats:
+            save_learning_curves(hub / "learning-curve.png", [(config["model"]["name"], curve)], unit=unit)
         for name, example in examples.items():
             (hub / name).write_bytes(example)
         template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(

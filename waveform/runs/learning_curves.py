@@ -85,7 +85,8 @@ def draw_learning_curves(
             axes.plot(getattr(curve, field), curve.nats, marker="o", markersize=3, color=colours[name])
         axes.set_xlabel(label)
         axes.locator_params(axis="x", nbins=5)
-        axes.xaxis.set_major_formatter(EngFormatter())  # 150 k, 3 M
+        if field != "seconds":
+            axes.xaxis.set_major_formatter(EngFormatter())  # 150 k, 3 M
     for name, colour in colours.items():
         last = [curve.nats[-1] for label, curve in curves if label == name and curve.nats]
         shown = f"{np.mean(last):.3f}" if last else "no evaluations"

@@ -55,6 +55,11 @@ class TrainedRun:
         return str(self.config["model"]["name"])
 
     @property
+    def origin(self) -> str | None:
+        """The name of the run whose weights it began with, if any: its time and tokens count from there."""
+        return printable(Path(self.config["origin"]["run"]).name) if "origin" in self.config else None
+
+    @property
     def labels(self) -> list[str]:
         """Names of the labels of utterances that it knows; their numbers begin at 1."""
         return labels_of(self.config)

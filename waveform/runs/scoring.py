@@ -264,6 +264,12 @@ def names_of(runs: Sequence[TrainedRun]) -> list[str]:
     return display_names([{"model": run.name, "run": str(run.given)} for run in runs])
 
 
+def trained_on(entry: dict[str, Any]) -> str:
+    """The cell of a table that says how long a run was trained."""
+    after = f", after {entry['origin']}" if entry.get("origin") else ""
+    return f"{entry['train_tokens_seen'] / 1e6:.1f} M {entry['unit']}s, {entry['train_seconds']:.0f} s{after}"
+
+
 def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:
     """The model of each run, with the run's name, or at need its path, if several are of the same model."""
     models = [entry["model"] for entry in entries]

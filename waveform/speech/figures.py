@@ -14,7 +14,7 @@ from waveform.engine.interface import begin_of_utterance, decoder, for_drawing
 from waveform.engine.metrics import bits
 from waveform.engine.token_set import TokenSet
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import display_names, linear_prediction_nats, nll_by_label, unigram_nats
+from waveform.runs.scoring import display_names, linear_prediction_nats, nll_by_label, trained_on, unigram_nats
 from waveform.runs.speeds import warnings_of
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, printable, table
@@ -119,7 +119,7 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
                 against,
                 entry["prediction"],
                 f"{entry['num_parameters'] / 1e6:.2f} M",
-                f"{entry['train_tokens_seen'] / 1e6:.1f} M samples, {entry['train_seconds']:.0f} s",
+                trained_on(entry),
                 "-" if rate is None else f"{rate:,.0f}/s ({rate / entry['sample_rate_hz']:.2f} x real time)",
                 f"{entry['sampling_tokens_per_second']:,.0f}/s",
             ]

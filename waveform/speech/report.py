@@ -193,11 +193,11 @@ def _symptoms(entries: Figures, names: Sequence[str], drawn: Mapping[str, np.nda
         clipped = float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean())
         if silent > _SYMPTOM_SILENT:
             found.append(
-                f"{name} falls silent in {silent:.0%} of what it draws: raise --temperature to 1.01 or 1.02, or train "
-                "for longer"
+                f"{name} falls silent in {silent:.0%} of what it draws: raise its temperature to 1.01 or 1.02, or "
+                "train for longer"
             )
         if clipped > _SYMPTOM_CLIPPED:
-            found.append(f"{name} clips in {clipped:.0%} of what it draws: lower --temperature, or train for longer")
+            found.append(f"{name} clips in {clipped:.0%} of what it draws: lower its temperature, or train for longer")
     return found
 
 

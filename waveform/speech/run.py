@@ -55,6 +55,7 @@ class Run(TrainedRun):
             "model": self.name,
             "parameters": f"{num_parameters(self.model):,}",
             "trained for": f"{self.train_seconds / 60:.1f} minutes, {self.tokens_seen:,} samples, {self.step:,} steps",
+            "began from": self.origin or "nothing",
             "sound": f"{self.audio_format.sample_rate_hz:,} Hz, {self.audio_format.quantiser}",
             "labels": ", ".join(self.labels[:20]) or "none",
         }

@@ -89,7 +89,7 @@ class SoundServer(ThreadingHTTPServer):
                 "rate": run.audio_format.sample_rate_hz,
                 "labels": run.labels,
                 "about": f"{run.name}, {num_parameters(run.model):,} parameters, trained for "
-                f"{run.train_seconds / 60:.0f} minutes",
+                f"{run.train_seconds / 60:.0f} minutes{f', after {run.origin}' if run.origin else ''}",
             }
             for name, run in self.runs.items()
         }

@@ -32,7 +32,8 @@ class Progress:
         enabled: bool = True,
     ) -> None:
         """initial: what an earlier process did, part of the total but not of the rate."""
-        self._label, self._total, self._unit, self._unit_s = label, total, unit, unit_s
+        self._label, self._total, self._unit_s = label, total, unit_s
+        self._unit = unit if unit in ("s", "MB") else f"{unit}s"
         self._start_s = self._shown_s = time.monotonic()
         self._initial = self._done = self._shown = float(initial)
         self._note = self.about = ""

@@ -20,6 +20,7 @@ class _Figures(msgspec.Struct):
 
     step: int
     num_parameters: int
+    train_seconds: float
     nats_per_token: float
     bits_per_token: float
     split: Literal["train", "valid", "test"]
@@ -102,9 +103,11 @@ def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
             raise UserError(
                 f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error})"
             ) from error
-        if (figures.step, figures.num_parameters) != (run.step, size):
+        if (figures.step, figures.num_parameters, figures.train_seconds) != (run.step, size, run.train_seconds):
             raise UserError(
-                f"--figures {card.figures} is of step {figures.step} and {figures.num_parameters:,} parameters, this "
-                f"run of step {run.step} and {size:,}; evaluate it again"
+                f"--figures {card.figures} is of step {figures.step} ({figures.train_seconds:.3f} s) and "
+                f"{figures.num_parameters:,} parameters, this run of step {run.step} ({run.train_seconds:.3f} s) and "
+                f"{size:,}; evaluate it again"
             )
-    return {"card": card, "name": name, "num_parameters": size, "figures": figures, "quality": quality}
+    about = {"card": card, "name": name, "origin": run.origin, "num_parameters": size}
+    return {**about, "figures": figures, "quality": quality}

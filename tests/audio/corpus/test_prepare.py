@@ -133,7 +133,7 @@ def test_a_worker_that_dies_while_others_start_is_reported(corpus_dir: Path, tmp
 def test_nothing_is_done_twice(corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: Capsys) -> None:
     (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
     first = prepare(corpus_dir, tmp_path / "data")
-    assert "prepared 13 files" in capsys.readouterr().out and len(decoded) == 13
+    assert "read 13 files" in capsys.readouterr().out and len(decoded) == 13
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*") if path.is_file()}
     again = prepare(corpus_dir, tmp_path / "data")
     out = capsys.readouterr().out

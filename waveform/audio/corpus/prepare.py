@@ -144,7 +144,7 @@ def prepare(
         else:
             dataset = write_dataset(dataset)
             others = [f"{count} {what}" for what, count in counts.items() if count]
-            notes = ", ".join([f"prepared {counted(num_done, 'file')}", *others])
+            notes = ", ".join([f"read {counted(num_done, 'file')}", *others])
         _clean(dataset)
         report = build_report(
             dataset.sources["files"],
