@@ -1,10 +1,12 @@
 """Calls the command within the test's process, on small models and synthesised audio."""
 
+import io
 import json
 import os
 import signal
 import wave
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +49,24 @@ def figures_of(file: Path, *arguments: Any, main: Main = main) -> Any:
     return json.loads(file.read_bytes())
 
 
-def mistake(arguments: Sequence[Any], capsys: Capsys, *, main: Main = main, name: str = "waveform") -> str:
-    """The one line that a mistaken command prints."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    err = capsys.readouterr().err.strip()
-    assert err.startswith(f"{name} {arguments[0]}: ") and "Traceback" not in err
-    assert len(err.splitlines()) == 1
+def printed(*arguments: Any, main: Main = main) -> str:
+    """What a command, which must succeed, prints on stdout."""
+    with redirect_stdout(io.StringIO()) as out:
+        cli(*arguments, main=main)
+    return out.getvalue()
+
+
+def mistake(
+    arguments: Sequence[Any], capsys: Capsys | None = None, *, main: Main = main, name: str = "waveform"
+) -> str:
+    """The one line that a mistaken command prints; with `capsys`, all that was printed before is dropped."""
+    with redirect_stderr(io.StringIO()) as said:
+        code = main([str(argument) for argument in arguments])
+    if capsys is not None:
+        capsys.readouterr()
+    err = said.getvalue().strip()
+    assert code == 2 and err.startswith(f"{name} {arguments[0]}: "), err
+    assert "Traceback" not in err and len(err.splitlines()) == 1, err
     return err
 
 

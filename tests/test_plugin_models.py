@@ -13,7 +13,7 @@ import pytest
 from pytest import MonkeyPatch
 
 from tests import laws
-from tests.calling import Capsys, cli, figures_of, mistake, prepared_tones
+from tests.calling import cli, figures_of, mistake, prepared_tones
 from tests.plugin_models import FullLSTM
 from tests.ranks.run_ranks import run_ranks
 from tests.test_laws import LAWS
@@ -52,7 +52,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_verb_works(model: str, place: Path, capsys: Capsys) -> None:
+def test_every_verb_works(model: str, place: Path) -> None:
     own = "train.checkpoint_activations=true" if model == "full_lstm" else "train.unroll=1"
     cli("train", place / "data", place / "run", f"model={model}", *TRAIN, own)
     aux_losses = [record.get("aux_loss", 0) for record in read_metrics(place / "run")]
@@ -66,7 +66,7 @@ def test_every_verb_works(model: str, place: Path, capsys: Capsys) -> None:
     assert ("absent" in analysed["state_reuse"]) == (model == "plain_lstm")
     int8 = [*sample, "--out", place / "int8", "--int8"]
     if model == "plain_lstm":
-        assert "this model has no int8 decoder; sample without int8" in mistake(int8, capsys)
+        assert "this model has no int8 decoder; sample without int8" in mistake(int8)
         assert not FullLSTM.used
     else:
         cli(*int8)
@@ -105,13 +105,13 @@ def test_a_model_may_be_sharded(place: Path) -> None:
     cli("evaluate", place / "run")
 
 
-def test_what_a_model_lacks_is_refused(place: Path, capsys: Capsys) -> None:
+def test_what_a_model_lacks_is_refused(place: Path) -> None:
     train = ["train", place / "data", place / "run", *TRAIN]
-    line = mistake([*train, "model=plain_lstm", "train.unroll=1", "train.checkpoint_activations=true"], capsys)
+    line = mistake([*train, "model=plain_lstm", "train.unroll=1", "train.checkpoint_activations=true"])
     assert "LSTM has no layers that can be computed again" in line
-    line = mistake([*train, "model=plain_lstm"], capsys)
+    line = mistake([*train, "model=plain_lstm"])
     assert "train.unroll=2: LSTM passes no gradient from one window to the next" in line
-    line = mistake([*train, "model=full_lstm", "train.unroll=1"], capsys)
+    line = mistake([*train, "model=full_lstm", "train.unroll=1"])
     assert "some parameters of FullLSTM learn only from the losses of later windows (trains_through_time)" in line
     assert "set train.unroll=2 or more and train.chunk=64 or more" in line and "compression" not in line
     assert "trains_through_time" in FullLSTM.used

@@ -1,10 +1,8 @@
 """Rate, quantiser and scale of a data set: what they do, that all follows them, and that one module knows the rate."""
 
-import io
 import json
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 
 import waveform
 from tests.audio.conftest import write_audio
-from tests.calling import Capsys, cli, mistake
+from tests.calling import cli, mistake, printed
 from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.engine.dataset import read_dataset
 from waveform.runs.folder import read_config
@@ -37,9 +35,7 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rate in (16_000, 44_100):
             write_audio(place / "audio" / split / f"{rate}.wav", seed=i, sample_rate_hz=rate, duration_s=0.2)
     cli("prepare", place / "audio", place / "data", *SETTINGS)
-    with redirect_stdout(io.StringIO()) as printed:
-        cli("train", place / "data", place / "run", *SMALL)
-    (place / "printed.txt").write_text(printed.getvalue())
+    (place / "printed.txt").write_text(printed("train", place / "data", place / "run", *SMALL))
     cli("prepare", place / "audio", place / "other data")
     cli("train", place / "other data", place / "other run", *SMALL)
     return place
@@ -88,61 +84,53 @@ def test_a_label_for_each_sample(place: Path) -> None:
         waveform.load(place / "run").sample(num=2, seconds=0.01, labels=[None])
 
 
-def test_figures_that_look_ahead_say_so(place: Path, capsys: Capsys) -> None:
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_figures_that_look_ahead_say_so(verb: str, place: Path) -> None:
     for run, looks_ahead in (("run", True), ("other run", False)):
-        for name in ("evaluate", "compare"):
-            capsys.readouterr()
-            cli(name, place / run)
-            assert ("each clip scaled by its own range, which looks ahead" in capsys.readouterr().out) == looks_ahead
+        assert ("each clip scaled by its own range, which looks ahead" in printed(verb, place / run)) == looks_ahead
 
 
 def test_a_report_shows_the_format_of_the_data(place: Path) -> None:
     """A run on a data set has the defaults in its own settings of `data`."""
     shown = SoundContents().settings(waveform.load(place / "run"))
     assert format_of(shown["dataset"]["modality"]) == FORMAT
-    assert {name: shown["data"][name] for name in ("sample_rate_hz", "quantiser", "normalise")} == {
-        "sample_rate_hz": 16_000,
-        "quantiser": "linear",
-        "normalise": "clip",
-    }
+    assert {f"data.{name}={value}" for name, value in shown["data"].items()} >= {*SETTINGS}
 
 
 def test_training_says_its_receptive_field_in_time(place: Path) -> None:
     assert "receptive field: 2,045 samples = 127.8 ms" in (place / "printed.txt").read_text()
 
 
-def test_what_differs_is_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
-    audio, data = str(place / "audio"), str(place / "data")
-    line = mistake(["prepare", audio, data], capsys)
+def test_what_differs_is_refused(place: Path, tmp_path: Path) -> None:
+    line = mistake(["prepare", place / "audio", place / "data"])
     assert "data.sample_rate_hz was 16000 and is 24000, data.quantiser was linear and is mu_law" in line
-    line = mistake(["train", data, str(tmp_path / "run"), *SMALL, "data.sample_rate_hz=24000"], capsys)
+    line = mistake(["train", place / "data", tmp_path / "run", *SMALL, "data.sample_rate_hz=24000"])
     assert "data.sample_rate_hz was 16000 and is 24000" in line and "prepare it anew" in line
-    line = mistake(["compare", str(place / "run"), str(place / "other run")], capsys)
+    line = mistake(["compare", place / "run", place / "other run"])
     assert "read different tokens" in line and "data.quantiser was linear and is mu_law" in line
-    line = mistake(["evaluate", str(place / "run"), "--data", str(place / "other data")], capsys)
+    line = mistake(["evaluate", place / "run", "--data", place / "other data"])
     assert "data.normalise was clip and is none" in line
 
 
 def test_a_run_of_before_a_setting_existed_is_resumed(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run folder of when `data` had fewer settings; what it was trained on says its data set."""
-    run, audio = tmp_path / "run", str(place / "audio")
-    compose = verb.compose_config
+    train, compose = ["train", place / "audio", tmp_path / "run", *SMALL], verb.compose_config
 
     def without_the_scale(*arguments: Any, **options: Any) -> dict[str, Any]:
         config = compose(*arguments, **options)
-        return {**config, "data": {name: value for name, value in config["data"].items() if name != "normalise"}}
+        del config["data"]["normalise"]
+        return config
 
     with monkeypatch.context() as patched:
         patched.setattr(verb, "compose_config", without_the_scale)
-        cli("train", audio, run, *SMALL)
-    assert "normalise" not in read_config(run)["data"]
-    line = mistake(["train", audio, str(run), *SMALL, "data.normalise=clip"], capsys)
+        cli(*train)
+    assert "normalise" not in read_config(tmp_path / "run")["data"]
+    line = mistake([*train, "data.normalise=clip"])
     assert "began with other data: data.normalise was none and is clip" in line
-    line = mistake(["train", audio, str(run), *SMALL, "data.quantiser=linear"], capsys)
-    assert "data.quantiser (was 'mu_law', is 'linear')" in line
-    cli("train", audio, run, *SMALL, "train.max_steps=4")
+    assert "data.quantiser (was 'mu_law', is 'linear')" in mistake([*train, "data.quantiser=linear"])
+    cli(*train, "train.max_steps=4")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +145,8 @@ def test_a_run_of_before_a_setting_existed_is_resumed(
         ("data.drop_rest=true", "data.piece_samples is None: recordings are not cut, and nothing remains; set data"),
     ],
 )
-def test_values_that_do_not_exist(setting: str, said: str, place: Path, tmp_path: Path, capsys: Capsys) -> None:
-    assert said in mistake(["prepare", str(place / "audio"), str(tmp_path / "data"), setting], capsys)
+def test_values_that_do_not_exist(setting: str, said: str, place: Path, tmp_path: Path) -> None:
+    assert said in mistake(["prepare", place / "audio", tmp_path / "data", setting])
 
 
 @pytest.mark.parametrize("quantiser", ["mu_law", "linear", "mu_law_floor", "linear_floor"])
@@ -222,9 +210,8 @@ def test_one_module_knows_rates() -> None:
     """Numbers that are rates of audio stand in audio_format alone; comments and docstrings may name them."""
     root = Path(waveform.__file__).parent.parent
     found: list[Any] = []
-    for path in (path for package in ("waveform", "baselines") for path in (root / package).rglob("*.py")):
-        if path.name == "audio_format.py":
-            continue
+    paths = [path for package in ("waveform", "baselines") for path in (root / package).rglob("*.py")]
+    for path in (path for path in paths if path.name != "audio_format.py"):
         code = compile(path.read_text(encoding="utf-8"), path, "exec", optimize=2)  # without docstrings
         for constant in _constants(code):
             is_rate = isinstance(constant, int | float) and constant in _RATES_HZ

@@ -58,9 +58,9 @@ def prepared(folder: Path, name: str, *more: str) -> Dataset:
 
 
 @pytest.fixture(name="refusal")
-def refusal_of(tmp_path: Path, capsys: Capsys) -> Callable[..., str]:
+def refusal_of(tmp_path: Path) -> Callable[..., str]:
     """What returns the line with which a folder is not prepared."""
-    return lambda folder, *more: mistake(["prepare", folder, tmp_path / "data", *more], capsys)
+    return lambda folder, *more: mistake(["prepare", folder, tmp_path / "data", *more])
 
 
 def names(dataset: Dataset) -> dict[str, list[str]]:
@@ -120,13 +120,13 @@ def test_what_does_not_go_with_a_corpus(make: Make, refusal: Callable[..., str])
     assert "testing_list.txt, which divides SC09" in line and "unpack it again" in line
 
 
-def test_settings_of_a_corpus_give_way_to_yours(make: Make, refusal: Callable[..., str], capsys: Capsys) -> None:
+def test_settings_of_a_corpus_give_way_to_yours(make: Make, refusal: Callable[..., str]) -> None:
     folder = make(*SC09, lists=LISTS)
     dataset = prepared(folder, "sc09", "--partial", "data.quantiser=mu_law", "data.sample_rate_hz=8000")
     assert format_of(dataset.modality) == AudioFormat(8_000, "mu_law", "clip", 16_000)
     assert f"{dataset.folder} was prepared with --corpus sc09; give that, or another folder" in refusal(folder)
     assert "data.quantiser was mu_law and is mu_law_floor" in refusal(folder, "--corpus", "sc09", "--partial")
-    line = mistake(["train", dataset.folder, folder.parent / "run", "data.split.valid=0.3"], capsys)
+    line = mistake(["train", dataset.folder, folder.parent / "run", "data.split.valid=0.3"])
     assert "was split as the corpus sc09 is when it was prepared" in line
 
 

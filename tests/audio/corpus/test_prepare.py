@@ -28,6 +28,7 @@ from waveform.audio.files import AudioFile, read_audio
 from waveform.audio.mulaw import encode
 from waveform.engine.dataset import Dataset
 from waveform.engine.shards import Shard
+from waveform.engine.token_set import TokenSet
 from waveform.system.console import counted
 from waveform.system.errors import UserError
 
@@ -36,33 +37,31 @@ def _prepare(audio_dir: Path, data_dir: Path, config: DataConfig | None = None) 
     return prepare(audio_dir, data_dir, config=config, show_progress=False)
 
 
+def assert_is_audio(tokens: TokenSet, name: str, audio_dir: Path) -> None:
+    """The tokens of a recording are those of its samples."""
+    expected = encode(torch.from_numpy(read_audio(audio_dir / name, sample_rate_hz=24_000))).numpy()
+    index = tokens.names.index(name)
+    np.testing.assert_array_equal(tokens.read(index, start=0, stop=tokens.lengths[index]), expected)
+
+
 @pytest.fixture
 def decoded(monkeypatch: MonkeyPatch) -> list[str]:
     """The names of the files that are decoded, in order."""
     names: list[str] = []
-
-    class Recorded(groups.AudioFile):
-        def __init__(self, path: Path) -> None:
-            names.append(Path(path).name)
-            super().__init__(path)
-
-    monkeypatch.setattr(groups, "AudioFile", Recorded)
+    monkeypatch.setattr(groups, "AudioFile", lambda path: names.append(Path(path).name) or AudioFile(path))
     return names
 
 
 def test_tokens_are_the_audio(corpus_dir: Path, tmp_path: Path) -> None:
     dataset = _prepare(corpus_dir, tmp_path / "data")
-    assert dataset.vocab_size == 256
-    assert dataset.modality == {
-        "kind": "audio", "sample_rate_hz": 24_000, "quantiser": "mu-law", "num_classes": 256,
-    }  # fmt: skip
+    expected = {"kind": "audio", "sample_rate_hz": 24_000, "quantiser": "mu-law", "num_classes": 256}
+    assert dataset.vocab_size == 256 and dataset.modality == expected
     assert len(dataset.splits["train"]) > 1
     names = set()
     for split in SPLITS:
         tokens = dataset.open_split(split)
-        for index, name in enumerate(tokens.names):
-            expected = encode(torch.from_numpy(read_audio(corpus_dir / name, sample_rate_hz=24_000))).numpy()
-            np.testing.assert_array_equal(tokens.read(index, start=0, stop=tokens.lengths[index]), expected)
+        for name in tokens.names:
+            assert_is_audio(tokens, name, corpus_dir)
             assert name.startswith(split)
             names.add(name)
     assert len(names) == 12
@@ -85,23 +84,21 @@ Process, Pool = multiprocessing.get_context("spawn").Process, workers.ProcessPoo
 start, submit, started = Process.start, Pool.submit, []
 
 
-def kill_first():
-    started[0].kill()
-    time.sleep(1)  # in which the pool notices
+def kill_first(at, *, of=1):
+    if moment == at and len(started) == of:
+        started[0].kill()
+        time.sleep(1)  # in which the pool notices
 
 
 def patched_start(self):
-    if started and moment == "before the second starts":
-        kill_first()
+    kill_first("before the second starts")
     start(self)
     started.append(self)
-    if len(started) == 2 and moment == "while the second starts":
-        kill_first()
+    kill_first("while the second starts", of=2)
 
 
 def patched_submit(self, *args, **kwargs):
-    if started and moment == "between two groups":
-        kill_first()
+    kill_first("between two groups")
     return submit(self, *args, **kwargs)
 
 
@@ -184,9 +181,7 @@ def test_changed_and_removed_files(corpus_dir: Path, tmp_path: Path, decoded: li
     assert set(decoded) == affected - {"clip7.wav"} and len(decoded) < 11
     train = second.open_split("train")
     assert "train/clip7.wav" not in train.names and len(train) == 7
-    index = train.names.index("train/clip0.wav")
-    expected = encode(torch.from_numpy(read_audio(corpus_dir / "train" / "clip0.wav", sample_rate_hz=24_000))).numpy()
-    np.testing.assert_array_equal(train.read(index, start=0, stop=10**9), expected)
+    assert_is_audio(train, "train/clip0.wav", corpus_dir)
     on_disk = {f"shards/{name}" for name in os.listdir(tmp_path / "data" / "shards")}
     assert on_disk == {shard for shards in second.splits.values() for shard in shards}
     for split in SPLITS:  # the same tokens as in a data set prepared from scratch
@@ -219,9 +214,7 @@ def test_finished_groups_are_not_decoded_again(
     shards = sorted((tmp_path / "data" / "shards").iterdir())
     assert len(shards) == 3
     os.rename(shards[0], tmp_path / "lost")  # a record without its shard is not used
-    finished = set(decoded)
-    lost = {Path(utterance.name).name for utterance in Shard(tmp_path / "lost").utterances}
-    finished -= lost
+    finished = set(decoded) - {Path(utterance.name).name for utterance in Shard(tmp_path / "lost").utterances}
     decoded.clear()
     prepare(corpus_dir, tmp_path / "data")
     assert finished and not finished & set(decoded) and len(finished) + len(decoded) == 12
@@ -290,21 +283,21 @@ def test_another_corpus_does_not_replace_the_first(corpus_dir: Path, tmp_path: P
 
 
 def test_scan_finds_what_it_should(tmp_path: Path) -> None:
-    folder = tmp_path / "audio"
-    write_audio(folder / "b c" / "größe.WAV")
-    write_audio(folder / "a.flac")
+    folder, elsewhere = tmp_path / "audio", tmp_path / "elsewhere"
+    for name in ("b c/größe.WAV", "a.flac", ".hidden/h.wav", "._a.wav", "data/own.wav"):
+        write_audio(folder / name)
     os.makedirs(os.fsencode(folder) + b"/caf\xe9")
     shutil.copy(folder / "a.flac", os.fsencode(folder) + b"/caf\xe9/x.flac")
-    write_audio(folder / ".hidden" / "h.wav")
-    write_audio(folder / "._a.wav")
-    write_audio(folder / "data" / "own.wav")
-    write_audio(tmp_path / "elsewhere" / "linked.wav")
-    (folder / "z").symlink_to(tmp_path / "elsewhere")
-    (folder / "b c" / "loop").symlink_to(folder)
-    (folder / "b c" / "up").symlink_to(tmp_path)  # would pull in what is next to the corpus
+    write_audio(elsewhere / "linked.wav")
     write_audio(tmp_path / "outside" / "other.wav")
-    (folder / "aaa").symlink_to(folder / "b c")  # is reached by its real path
-    (folder / "self.wav").symlink_to("self.wav")
+    for name, target in (
+        ("z", elsewhere),
+        ("b c/loop", folder),
+        ("b c/up", tmp_path),  # would pull in what is next to the corpus
+        ("aaa", folder / "b c"),  # is reached by its real path
+        ("self.wav", "self.wav"),
+    ):
+        (folder / name).symlink_to(target)
     (folder / "notes.txt").touch()
     (folder / "cover.JPG").touch()
     scan = scan_folder(folder, skip=folder / "data")
@@ -389,9 +382,8 @@ def test_the_demo_speech_prepares(tmp_path: Path) -> None:
     assert {split: len(dataset.open_split(split)) for split in SPLITS} == {"train": 29, "valid": 5, "test": 5}
     assert 110 < seconds["train"] < 140 and 14 < seconds["valid"] < 16 and 19 < seconds["test"] < 22
     assert sum(path.stat().st_size for path in demo_speech_dir().rglob("*.flac")) < 4e6
-    attribution = (demo_speech_dir().parent / "README.md").read_text()
-    for needed in ("Allison Smith", "Digium", "https://creativecommons.org/licenses/by-sa/3.0/", "8 kHz"):
-        assert needed in attribution
+    needed = ("Allison Smith", "Digium", "https://creativecommons.org/licenses/by-sa/3.0/", "8 kHz")
+    assert all(text in (demo_speech_dir().parent / "README.md").read_text() for text in needed)
     assert json.loads((tmp_path / "data" / "report.json").read_bytes())["files"] == 39
 
 
@@ -445,8 +437,7 @@ def test_a_recording_shorter_than_a_piece_and_one_that_breaks_off_leave_no_piece
     config = DataConfig(_IN_ORDER, 16_000, piece_samples=1050, drop_rest=True)
     dataset = _prepare(ramps, tmp_path / "data", config)
     files = dataset.sources["files"]
-    assert files["1.wav"]["refused"] == "it is shorter than a piece of 1,050 samples"
-    assert "refused" in files["2.wav"]
+    assert files["1.wav"]["refused"] == "it is shorter than a piece of 1,050 samples" and "refused" in files["2.wav"]
     assert dataset.open_split("train").names == ["3.wav", "4.wav", "5.wav", "6.wav"]
 
 
