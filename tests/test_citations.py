@@ -10,20 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TOPS = ("waveform", "baselines", "recipes", "tests")
-ENTRY_POINT_GROUPS = {
-    "waveform.models",
-    "waveform.configs",
-    "waveform.recipes",
-    "waveform.compressions",
-    "waveform.domains",
-}
+ENTRY_POINT_GROUPS = {f"waveform.{group}" for group in ("models", "configs", "recipes", "compressions", "domains")}
 _FILE = re.compile(rf"(?<![\w/-])(?:{'|'.join(TOPS)}|docs|results)/[\w/.-]+\.(?:py|md|json|yaml|png)\b")
 _NAME = re.compile(rf"(?<![\w./-])(?:{'|'.join(TOPS)})(?:\.[a-zA-Z_]\w*)+")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
-
-
-def pages() -> list[Path]:
-    return [*ROOT.glob("*.md"), *(page for top in ("docs", "results", *TOPS) for page in (ROOT / top).rglob("*.md"))]
 
 
 def prose(source: Path) -> Iterator[str]:
@@ -57,7 +47,8 @@ def stale(text: str, folder: Path) -> list[str]:
 
 
 def test_what_pages_cite_exists() -> None:
-    found = {page.relative_to(ROOT).as_posix(): stale(page.read_text(), page.parent) for page in pages()}
+    pages = [*ROOT.glob("*.md"), *(page for top in ("docs", "results", *TOPS) for page in (ROOT / top).rglob("*.md"))]
+    found = {page.relative_to(ROOT).as_posix(): stale(page.read_text(), page.parent) for page in pages}
     assert {page: wrong for page, wrong in found.items() if wrong} == {}
 
 

@@ -1,4 +1,4 @@
-"""Counts what the ranks of a job send each other in one update, and from that how far a network lets training scale.
+"""Counts what the ranks of a job send each other in one update.
 
 Messages travel in rings, as in NCCL for large ones: each of n ranks sends (n - 1) / n of what is gathered or
 reduce-scattered, twice that for what is all-reduced, and receives as much. Evaluation, checkpoints and single numbers
@@ -28,23 +28,13 @@ def bytes_sent(
     All parts are equally large, so rows are added if a parameter's first dimension is not a multiple of the number of
     ranks.
     """
-    parameters = list(model.parameters())
     if sharding == "none":
-        return 2 * (num_ranks - 1) * _size(parameters) // num_ranks
+        return 2 * (num_ranks - 1) * sum(p.nbytes for p in model.parameters()) // num_ranks
     in_units = {id(p): p for unit in units for p in unit.parameters()}
-    rest = [p for p in parameters if id(p) not in in_units]
+    rest = [p for p in model.parameters() if id(p) not in in_units]
     passes = -(-num_windows // unroll)
     parts = 3 * num_windows * _part(in_units.values(), num_ranks) + 2 * passes * _part(rest, num_ranks)
     return (num_ranks - 1) * parts
-
-
-def scaling(bytes_each: int, *, compute_s: float, bytes_per_second: float) -> float:
-    """Return the share of an update's time that is computation, if communication overlaps with nothing."""
-    return compute_s / (compute_s + bytes_each / bytes_per_second)
-
-
-def _size(parameters: Iterable[Tensor]) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters)
 
 
 def _part(parameters: Iterable[Tensor], num_ranks: int) -> int:

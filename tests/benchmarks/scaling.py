@@ -6,12 +6,13 @@ Nothing is timed. Bytes are counted by `tests.benchmarks.communication`. Computa
 plus 12 per layer, slot and unit of width. Communication overlaps with nothing.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from recipes.text import compose_config as compose_text
-from tests.benchmarks.communication import bytes_sent, scaling
+from tests.benchmarks.communication import bytes_sent
 from waveform.models.registry import build
 from waveform.runs.configured_model import num_parameters
 from waveform.speech.config import compose_config as compose_speech
@@ -33,25 +34,16 @@ def rows(name: str, config: dict[str, Any], *, vocab_size: int, flops_per_second
     per_token = 6 * num_parameters(model) + 12 * sizes.num_layers * num_slots * sizes.d_model
     flops = per_token * train["batch_size"] * train["chunk"]
     title = f"{name}, {num_parameters(model) / 1e6:.0f} M, batch {train['batch_size']} x {train['chunk']}"
+    bytes_of = partial(bytes_sent, model, units=model.sharding_units(window), unroll=train["unroll"])
     lines = []
     for sharding in ("none", "fsdp"):
         cells = [title if sharding == "none" else "", f"`{sharding}`"]
         for num_ranks, rate in _BYTES_PER_SECOND.items():
-            sent = bytes_sent(
-                model,
-                num_ranks=num_ranks,
-                sharding=sharding,
-                units=model.sharding_units(window),
-                num_windows=train["chunk"] // window,
-                unroll=train["unroll"],
-            )
-            rate, compute_s = _ACHIEVED * rate, flops / num_ranks / flops_per_second
-            share = scaling(sent, compute_s=compute_s, bytes_per_second=rate)
-            cells += [
-                f"{sent / 1e9:.2f} GB",
-                f"{sent / rate * 1e3:.1f} of {(compute_s + sent / rate) * 1e3:.0f} ms",
-                f"{share:.0%}",
-            ]
+            sent = bytes_of(num_ranks=num_ranks, sharding=sharding, num_windows=train["chunk"] // window)
+            sent_s, compute_s = sent / (_ACHIEVED * rate), flops / num_ranks / flops_per_second
+            whole_s = sent_s + compute_s
+            took = f"{sent_s * 1e3:.1f} of {whole_s * 1e3:.0f} ms"
+            cells += [f"{sent / 1e9:.2f} GB", took, f"{compute_s / whole_s:.0%}"]
         lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
     return lines
 

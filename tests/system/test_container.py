@@ -67,14 +67,9 @@ def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
     assert v1_limits(tmp_path, "/docker/abc", files) == (4 * GIB, 2.5)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/docker/abc",  # one of the host's, of which the container sees nothing but its own group, as the root
-        "/../../abc",  # the process came from outside of the namespace
-    ],
-)
+@pytest.mark.parametrize("path", ["/docker/abc", "/../../abc"])  # of a process from outside of the namespace
 def test_a_container_that_sees_the_path_of_the_host(tmp_path: Path, path: str) -> None:
+    """Of the host's groups it sees nothing but its own, as the root."""
     files = {"memory/memory.limit_in_bytes": str(GIB), "memory.max": str(GIB)}
     assert v1_limits(tmp_path / "v1", path, files)[0] == GIB
     assert limits(tmp_path / "v2", f"0::{path}", files)[0] == GIB

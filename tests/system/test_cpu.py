@@ -7,14 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from waveform.system import cpu
 
 VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
-@pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: MonkeyPatch) -> None:
     """A machine of 64 cores, none of the user's settings of threads, and other defaults that change nothing here."""
     monkeypatch.setattr(cpu, "_num_visible_cores", lambda: 64)
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
@@ -25,16 +26,12 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 64), (0.2, 1), (1.5, 2), (2.0, 2), (100.0, 64)])
-@pytest.mark.usefixtures("cores")
-def test_a_container_has_as_many_cores_as_it_has_time_for(
-    monkeypatch: pytest.MonkeyPatch, limit: float | None, expected: int
-) -> None:
+def test_a_container_has_as_many_cores_as_time(monkeypatch: MonkeyPatch, limit: float | None, expected: int) -> None:
     monkeypatch.setattr(cpu, "cpu_limit", lambda: limit)
     assert cpu.num_cores() == expected
 
 
-@pytest.mark.usefixtures("cores")
-def test_threads_are_bounded_in_a_container_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_bounded_in_a_container_only(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "cpu_limit", lambda: None)
     cpu.set_defaults()
     assert not any(variable in os.environ for variable in VARIABLES)
@@ -43,8 +40,7 @@ def test_threads_are_bounded_in_a_container_only(monkeypatch: pytest.MonkeyPatch
     assert [os.environ[variable] for variable in VARIABLES] == ["2", "2"]
 
 
-@pytest.mark.usefixtures("cores")
-def test_a_users_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_number_of_threads_is_kept(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.setattr(cpu, "cpu_limit", lambda: 1.5)
     cpu.set_defaults()
@@ -63,9 +59,8 @@ def test_a_users_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
         (3, None, "5", "torch's own choice for 64 cores"),  # the environment was changed too late
     ],
 )
-@pytest.mark.usefixtures("cores")
 def test_it_is_said_why_there_are_so_many_threads(
-    monkeypatch: pytest.MonkeyPatch, num_threads: int, limit: float | None, asked: str | None, expected: str
+    monkeypatch: MonkeyPatch, num_threads: int, limit: float | None, asked: str | None, expected: str
 ) -> None:
     monkeypatch.setattr(cpu, "cpu_limit", lambda: limit)
     if asked is not None:

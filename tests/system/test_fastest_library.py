@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
+from tests.calling import Capsys
 from waveform.system import linear
 from waveform.system.linear import SETTING, fastest_library
 
+Ask = Callable[[float], str]
+
 
 @pytest.fixture(name="ask")
-def make_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[float], str]:
+def make_ask(monkeypatch: MonkeyPatch, tmp_path: Path) -> Ask:
     """ask(gain): what a new process takes if oneDNN is so many times as fast, unless `ways.json` says it."""
     monkeypatch.setenv(SETTING, "1")
     monkeypatch.setattr(linear, "_file", lambda: tmp_path / "ways.json")
@@ -29,9 +33,7 @@ def make_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[float
     return ask
 
 
-def test_what_is_clearly_faster_is_taken_said_and_kept(
-    ask: Callable[[float], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_clearly_faster_is_taken_said_and_kept(ask: Ask, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     assert ask(2) == "onednn"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("products by onednn here, timed once: torch 2.0 ms, onednn 1.0 ms (")
@@ -41,14 +43,12 @@ def test_what_is_clearly_faster_is_taken_said_and_kept(
     assert ask(2) == "torch"
 
 
-def test_noise_changes_nothing(ask: Callable[[float], str]) -> None:
+def test_noise_changes_nothing(ask: Ask) -> None:
     assert ask(1.04) == "torch"
 
 
 @pytest.mark.parametrize("written", ["garbage", "another shape", "an unknown one", "of another processor", "a folder"])
-def test_ignores_what_does_not_fit(
-    written: str, ask: Callable[[float], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ignores_what_does_not_fit(written: str, ask: Ask, monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "ways.json"
     if written == "a folder":  # that cannot be written to, either
         file.mkdir()
@@ -64,7 +64,7 @@ def test_ignores_what_does_not_fit(
 
 
 @pytest.mark.usefixtures("ask")
-def test_gradients_are_timed_where_there_is_no_autograd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gradients_are_timed_where_there_is_no_autograd(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     """The first product of a process may be made without autograd; what is timed has a backward pass."""
 
     def calls() -> dict[str, Callable[[], object]]:

@@ -55,14 +55,9 @@ def test_computes_only_gradients_that_are_asked_for(calls: list[Tensor]) -> None
     assert weight.grad is not None and len(calls) == 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_are_left_to_torch(dtype: torch.dtype, calls: list[Tensor]) -> None:
-    layer = Linear(K, N).to(dtype)
-    layer(torch.randn(M, K, dtype=dtype))
-    assert not calls
-
-
-def test_autocast_is_left_to_torch(calls: list[Tensor]) -> None:
+def test_what_is_not_of_fp32_is_left_to_torch(calls: list[Tensor]) -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        Linear(K, N).to(dtype)(torch.randn(M, K, dtype=dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert Linear(K, N)(torch.randn(M, K)).dtype == torch.bfloat16
     assert not calls
@@ -75,18 +70,15 @@ def test_modes_see_every_product(calls: list[Tensor]) -> None:
     assert not calls
 
 
-def test_small_products_are_left_to_torch(calls: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_makes_small_products_or_all_if_it_is_taken(calls: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MIN_MULTIPLICATIONS", M * K * N + 1)
     Linear(K, N)(torch.randn(M, K))
     assert not calls
     Linear(K, N)(torch.randn(M + 1, K))
     assert len(calls) == 1
-
-
-def test_left_to_torch_unless_onednn_is_taken(calls: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "taken", "torch")
-    Linear(K, N)(torch.randn(M, K))
-    assert not calls
+    monkeypatch.setattr(module, "taken", "torch")  # then all are
+    Linear(K, N)(torch.randn(M + 1, K))
+    assert len(calls) == 1
 
 
 def test_onednn_is_timed(calls: list[Tensor]) -> None:

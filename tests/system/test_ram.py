@@ -1,6 +1,7 @@
 """Requests for more RAM than the machine has."""
 
 import resource
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,15 +11,7 @@ from tests.faults.calling import process_memory_mb
 from waveform.system import ram
 
 
-def _grow_torch(num_bytes):
-    return torch.empty(num_bytes, dtype=torch.uint8)
-
-
-def _grow_numpy(num_bytes):
-    return np.zeros(num_bytes, dtype=np.uint8)
-
-
-@pytest.mark.parametrize("grow", [_grow_torch, _grow_numpy])
+@pytest.mark.parametrize("grow", [partial(torch.empty, dtype=torch.uint8), partial(np.zeros, dtype=np.uint8)])
 def test_more_than_the_machine_has_is_refused_until_the_end_of_the_block(monkeypatch, grow):
     before = resource.getrlimit(resource.RLIMIT_DATA)
     present = (int(process_memory_mb("VmData")) + 200) << 20

@@ -1,13 +1,12 @@
 """Versions that waveform was not tested with."""
 
-import pytest
+from pytest import MonkeyPatch
 
+from tests.calling import Capsys
 from waveform.system import versions
 
 
-def test_a_version_beyond_those_tested_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_version_beyond_those_tested_is_named(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     versions.warn_of_untested()
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(versions, "version", {"torch": "9.0.1", "numba": "0.65.0"}.get)

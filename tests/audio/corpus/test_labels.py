@@ -1,8 +1,10 @@
 """Labels of a corpus: read from folders or a CSV, kept in its data set, and refused with one line."""
 
+import re
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from tests.audio.conftest import write_audio
 from waveform.audio.corpus import groups
@@ -16,7 +18,7 @@ PATHS = ["ann/1.wav", "ann/deep/2.wav", "bob/1.wav", "top.wav"]
 
 def csv_file(folder: Path, content: str) -> Path:
     file = folder / "labels.csv"
-    file.write_text(content, encoding="utf-8")
+    file.write_text(content, encoding="utf-8", errors="surrogateescape")
     return file
 
 
@@ -45,6 +47,7 @@ def test_a_csv_has_labels_of_some_files(tmp_path: Path) -> None:
         ("path,label\ntop.wav,a\x1bb\n", r"'a\x1bb' (top.wav) cannot be a label: it has a character that cannot be"),
         ("path,label\n", "labels no file; leave it out"),
         ('path,label\n"top.wav,a\n', "is not a CSV in UTF-8"),
+        ("path,label\ntop.wav,\udce4\n", "is not a CSV in UTF-8"),  # ä in Latin-1
     ],
 )
 def test_a_csv_with_a_mistake(content: str, words: str, tmp_path: Path) -> None:
@@ -60,9 +63,6 @@ def test_labels_that_are_nowhere(tmp_path: Path) -> None:
         find_labels("folder", paths=["train/a.wav"], layout="train/test")
     with pytest.raises(UserError, match=r"cannot read data.labels=.*none.csv \(No such file or directory\)"):
         find_labels(str(tmp_path / "none.csv"), paths=PATHS)
-    (tmp_path / "latin.csv").write_bytes("path,label\ntop.wav,ä\n".encode("latin-1"))
-    with pytest.raises(UserError, match="is not a CSV in UTF-8"):
-        find_labels(str(tmp_path / "latin.csv"), paths=PATHS)
 
 
 # In a data set
@@ -101,16 +101,13 @@ def test_a_data_set_keeps_labels(speakers: Path, tmp_path: Path, capsys: pytest.
 def test_a_data_set_without_labels_is_as_before(speakers: Path, tmp_path: Path) -> None:
     plain = _prepare(speakers, tmp_path / "plain")
     labelled = _prepare(speakers, tmp_path / "labelled", "folder")
-    assert b"label" not in (tmp_path / "plain" / "dataset.json").read_bytes()
-    assert b"label" not in (tmp_path / "plain" / "report.json").read_bytes()
+    assert not any(b"label" in (tmp_path / "plain" / f"{name}.json").read_bytes() for name in ("dataset", "report"))
     assert plain.digests == labelled.digests  # the same shards
     assert plain.open_split("test").checksum == labelled.open_split("test").checksum
     assert (tmp_path / "plain" / "dataset.json").read_bytes() != (tmp_path / "labelled" / "dataset.json").read_bytes()
 
 
-def test_labels_are_given_without_decoding_again(
-    speakers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_are_given_without_decoding_again(speakers: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     _prepare(speakers, tmp_path / "data")
     with monkeypatch.context() as patch:
         patch.setattr(groups, "AudioFile", None)
@@ -122,7 +119,7 @@ def test_labels_are_given_without_decoding_again(
     assert labels_of(data) == ["ann", "bob", "bob", "cat", None]
 
 
-def test_labels_from_a_csv_follow_the_file(speakers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_from_a_csv_follow_the_file(speakers: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     csv_file(tmp_path, "path,label\ntrain/nobody.wav,ann\n")
     monkeypatch.chdir(tmp_path)
     assert labels_of(_prepare(speakers, tmp_path / "data", "labels.csv")) == [None] * 4 + ["ann"]
@@ -134,10 +131,10 @@ def test_labels_from_a_csv_follow_the_file(speakers: Path, tmp_path: Path, monke
 def test_other_labels_are_refused(speakers: Path, tmp_path: Path) -> None:
     _prepare(speakers, tmp_path / "data", "folder")
     file = csv_file(tmp_path, "path,label\ntrain/nobody.wav,ann\n")
-    for asked, shown in ((str(file), str(file)), ("none", "none")):
-        with pytest.raises(UserError) as error:
+    for asked in (str(file), "none"):
+        said = f"was labelled differently: data.labels was folder and is {asked}"
+        with pytest.raises(UserError, match=re.escape(said)):
             _prepare(speakers, tmp_path / "data", asked)
-        assert f"was labelled differently: data.labels was folder and is {shown}" in str(error.value)
     with pytest.raises(UserError, match="there is no audio file x"):
         _prepare(speakers, tmp_path / "new", str(csv_file(tmp_path, "path,label\nx,ann\n")))
     assert not (tmp_path / "new").exists()
