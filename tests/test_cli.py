@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import wave
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.ranks.run_ranks import command_on_ranks
 from waveform import domain
 from waveform.audio.files import read_audio
 from waveform.cli import main
+from waveform.command.outcome import run_with_outcome
 from waveform.decoding.int8 import int8_cost, middles
 from waveform.engine import token_learner
 from waveform.engine.dataset import read_dataset
@@ -46,6 +47,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (shutil.copytree(place / "data", place / "bad") / "dataset.json").write_text("{")
     (place / "strange" / "dataset.json").mkdir(parents=True)
     (place / "code").symlink_to(Path(__file__).parent / "references")
+    (place / "plot.png").symlink_to("figures.json")
+    cli("train", prepared_tones(place / "few", train=1, valid=1, test=1), place / "other", *settings("wavenet"))
     return place
 
 
@@ -74,7 +77,8 @@ def test_training_looks_at_pieces_of_every_recording(
 ) -> None:
     looks, look = [], token_learner.evaluate
     monkeypatch.setattr(token_learner, "evaluate", lambda *a, **options: looks.append(look(*a, **options)) or looks[-1])
-    cli("train", place / "data", tmp_path / "run", *settings("wavenet"), "train.evaluate_tokens=1000")
+    options = ["train.evaluate_tokens=1000", "train.sample_seconds=1e-9"]  # less than one sample, which is none
+    cli("train", place / "data", tmp_path / "run", *settings("wavenet"), *options)
     recordings = [name.partition("#")[0] for name in looks[-1].names]
     scored = [name for name, count in zip(recordings, looks[-1].counts, strict=True) if count]
     assert len(scored) >= 16 and {*scored} == {*recordings}
@@ -83,7 +87,10 @@ def test_training_looks_at_pieces_of_every_recording(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_evaluate(place: Path, tmp_path: Path, model: str, capsys: Capsys) -> None:
-    figures = figures_of(tmp_path / "e.json", "evaluate", place / model)
+    (tmp_path / "link.json").symlink_to("figures.json")  # which is followed
+    figures = figures_of(tmp_path / "link.json", "evaluate", place / model)
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "figures.json").read_text() == json.dumps(figures, indent=1) + "\n"
     assert figures["model"] == model and figures["step"] == 6 and figures["protocol"] == "utterance"
     assert figures["num_tokens"] == 2 * 9600 and figures["num_utterances"] == 2
     assert figures["bits_per_token"] == pytest.approx(figures["nats_per_token"] / math.log(2))
@@ -142,7 +149,6 @@ def test_compare(place: Path, tmp_path: Path, capsys: Capsys) -> None:
 def test_analyse_a_group(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     command = ["analyse", *(place / model for model in MODELS), "--tokens", 8000]
     before = content(place)
-    capsys.readouterr()
     figures = figures_of(tmp_path / "new" / "a.json", *command, "--plot", tmp_path / "new" / "a.png")
     out = capsys.readouterr().out
     assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -174,10 +180,11 @@ def test_analyse_reports_too_little_data(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_sample(place: Path, tmp_path: Path, model: str) -> None:
-    options = ["--num", 2, "--seconds", 0.05, "--top-p", 0.98, "--seed", 3]
+def test_samples_are_those_of_a_seed_and_never_overwritten(place: Path, tmp_path: Path, model: str) -> None:
+    sample = ["sample", place / model, "--num", 2, "--seconds", 0.05, "--top-p", 0.98, "--seed", 3, "--out"]
     for out in ("a", "b"):
-        cli("sample", place / model, *options, "--out", tmp_path / out)
+        cli(*sample, tmp_path / out)
+    assert "exists" in mistake([*sample, tmp_path / "b"])
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert len(files) == 2
     for name in files:
@@ -264,10 +271,6 @@ def test_the_demo_compares_where_it_trained(tmp_path: Path, monkeypatch: MonkeyP
     assert "on cpu" in mistake(["demo", "--out", tmp_path / "demo", "train.device=cpu"])
 
 
-def test_less_than_one_sample_is_none(place: Path, tmp_path: Path) -> None:
-    cli("train", place / "data", tmp_path / "run", *settings("wavenet"), "train.sample_seconds=1e-9")
-
-
 def test_closed_stdout_does_no_harm() -> None:
     command = f"exec '{sys.executable}' -m waveform train --help >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
@@ -288,6 +291,18 @@ def test_a_pipe_closed_by_its_reader_is_not_an_error(capsys: Capsys, monkeypatch
         monkeypatch.setattr("sys.stdout", pipe)
         assert main(["train", "x", "y", "--print-config"]) == 128 + signal.SIGPIPE
         assert capsys.readouterr().err == ""
+
+
+def test_a_signal_that_a_library_swallows_is_said_at_the_end(capsys: Capsys) -> None:
+    """As compilers do, in whose middle it comes."""
+
+    def swallow() -> int:
+        with suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    assert run_with_outcome("waveform sample", swallow) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "waveform sample: stopped by SIGTERM\n"
 
 
 def test_tensorboard_holds_curves_and_a_sample(place: Path) -> None:
@@ -397,6 +412,9 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("analyse P/transformer_xl --tokens 100", ["--tokens 100", "at least 128"]),
     ("analyse P/wavenet --tokens 0", ["--tokens", "at least 1"]),
     ("analyse P/wavenet --json T/", ["--json", "is a folder"]),
+    ("analyse P/wavenet --json P/figures.json --plot P/plot.png", ["the figures and the plot would be one file"]),
+    ("compare P/wavenet P/other", ["cannot be compared"]),
+    ("analyse P/wavenet P/other", ["cannot be compared or analysed as a group"]),
     ("analyse P/wavenet --context-step 0", ["--context-step", "at least 1"]),
     ("sample P/wavenet --out T/o --prime P/data/dataset.json", ["dataset.json"]),
     ("sample P/wavenet --out T/o --seconds 0", ["seconds"]),
@@ -433,19 +451,6 @@ def test_compare_refuses_runs_whose_state_is_reset_at_other_places(place: Path, 
     figures = figures_of(tmp_path / "evaluated.json", "evaluate", runs[1])
     assert entry["protocol"] == figures["protocol"] == "chunk" and entry["chunk"] == 64
     assert entry["nats_per_token"] == pytest.approx(figures["nats_per_token"])
-
-
-def test_compare_refuses_different_test_data(place: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    cli("train", prepared_tones(tmp_path, train=1, valid=1, test=1), run, *settings("wavenet"))
-    assert "cannot be compared" in mistake(["compare", place / "wavenet", run])
-    assert "cannot be compared or analysed as a group" in mistake(["analyse", place / "wavenet", run])
-
-
-def test_samples_are_never_overwritten(place: Path, tmp_path: Path) -> None:
-    command = ["sample", place / "wavenet", "--out", tmp_path, "--seconds", 0.01]
-    cli(*command)
-    assert "exists" in mistake(command)
 
 
 @pytest.mark.slow
