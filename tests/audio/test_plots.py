@@ -16,10 +16,7 @@ def _sine(hz: float, *, amplitude: float = 1.0, num: int = 24_000) -> np.ndarray
 
 @pytest.mark.parametrize("amplitude", [1.0, 0.01])
 def test_a_sine_stands_at_its_level_and_pitch(amplitude: float) -> None:
-    low, high = (
-        mel_decibels(_sine(500, amplitude=amplitude), sample_rate_hz=24_000),
-        mel_decibels(_sine(6000, amplitude=amplitude), sample_rate_hz=24_000),
-    )
+    low, high = (mel_decibels(_sine(hz, amplitude=amplitude), sample_rate_hz=24_000) for hz in (500, 6000))
     middle = low.shape[1] // 2
     assert low.shape[0] == 80 and low[:, middle].argmax() < high[:, middle].argmax()
     assert high[:, middle].max() == pytest.approx(20 * np.log10(amplitude), abs=4)

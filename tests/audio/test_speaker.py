@@ -22,9 +22,7 @@ def loud(seconds: float) -> np.ndarray:
 def play(device: SoundDevice, samples: np.ndarray, *, speed: float, total_s: float | None = None) -> list[str]:
     """Draw `samples` at `speed` x real time, after two seconds in which kernels are compiled; return what was told."""
     told: list[str] = []
-    with speaker(
-        sample_rate_hz=24_000, seconds=len(samples) / 24_000 if total_s is None else total_s, tell=told.append
-    ) as write:
+    with speaker(sample_rate_hz=24_000, seconds=total_s or len(samples) / 24_000, tell=told.append) as write:
         device.sleep(2)
         for block in np.split(samples, range(round(BLOCK_S * 24_000), len(samples), round(BLOCK_S * 24_000))):
             device.sleep(len(block) / 24_000 / speed)

@@ -2,15 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import soundfile
+from pytest import MonkeyPatch
 
+from tests.audio.conftest import write_audio
 from tests.calling import Capsys, cli, mistake
 from waveform.audio.audio_format import AudioFormat, format_of
 from waveform.audio.corpus import catalogue
@@ -21,52 +20,6 @@ from waveform.cli import main
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.system.errors import UserError
 
-Make = Callable[..., Path]
-
-
-@pytest.fixture(name="make")
-def make_folder(tmp_path: Path) -> Make:
-    """What writes a tenth of a second of noise at each path of a folder, and some lists."""
-
-    def make(*paths: str, rate_hz: int = 16_000, lists: dict[str, list[str]] | None = None) -> Path:
-        folder = tmp_path / "corpus"
-        for i, path in enumerate(paths):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng(i).uniform(-0.1, 0.3, rate_hz // 10)
-            soundfile.write(folder / path, noise.astype(np.float32), rate_hz)
-        for name, lines in (lists or {}).items():
-            (folder / name).write_text("\n".join(lines) + "\n")
-        return folder
-
-    return make
-
-
-@pytest.fixture(name="whole")
-def set_count(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What makes a corpus of so many files, or labels, the published one."""
-
-    def whole(name: str, **counts: object) -> None:
-        known = {**corpora(), name: msgspec.structs.replace(corpora()[name], **counts)}
-        monkeypatch.setattr(catalogue, "corpora", lambda: known)
-
-    return whole
-
-
-def prepared(folder: Path, name: str, *more: str) -> Dataset:
-    cli("prepare", folder, folder.parent / "data", "--corpus", name, *more)
-    return read_dataset(folder.parent / "data")
-
-
-@pytest.fixture(name="refusal")
-def refusal_of(tmp_path: Path) -> Callable[..., str]:
-    """What returns the line with which a folder is not prepared."""
-    return lambda folder, *more: mistake(["prepare", folder, tmp_path / "data", *more])
-
-
-def names(dataset: Dataset) -> dict[str, list[str]]:
-    return {split: dataset.open_split(split).names for split in SPLITS}
-
-
 SC09 = [
     f"{word}/{speaker}_nohash_{i}.wav" for word in ("zero", "nine") for speaker in ("0a7c2a8d", "ff") for i in (0, 1)
 ]
@@ -76,10 +29,45 @@ LISTS = {
 }
 
 
-def test_sc09(make: Make, whole: Callable[..., None]) -> None:
-    folder = make(*SC09, "cat/0a7c2a8d_nohash_0.wav", "_background_noise_/pink_noise.wav", lists=LISTS)
-    whole("sc09", files={"": 8})
-    dataset = prepared(folder, "sc09")
+def make(folder: Path, *paths: str, rate_hz: int = 16_000) -> Path:
+    """The folder, with a tenth of a second of sound at each path."""
+    for i, path in enumerate(paths):
+        write_audio(folder / path, seed=i, duration_s=0.1, sample_rate_hz=rate_hz)
+    return folder
+
+
+@pytest.fixture(name="sc09")
+def make_sc09(tmp_path: Path) -> Path:
+    folder = make(tmp_path / "sc09", *SC09)
+    for name, lines in LISTS.items():
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def publish(monkeypatch: MonkeyPatch, name: str, **counts: object) -> None:
+    """Have a corpus of so many files, or labels, be the published one."""
+    known = {**corpora(), name: msgspec.structs.replace(corpora()[name], **counts)}
+    monkeypatch.setattr(catalogue, "corpora", lambda: known)
+
+
+def prepared(folder: Path, name: str, *more: str) -> Dataset:
+    cli("prepare", folder, folder.parent / "data", "--corpus", name, *more)
+    return read_dataset(folder.parent / "data")
+
+
+def refusal(folder: Path, *more: str) -> str:
+    """The line with which a folder is not prepared."""
+    return mistake(["prepare", folder, folder.parent / "data", *more])
+
+
+def names(dataset: Dataset) -> dict[str, list[str]]:
+    return {split: dataset.open_split(split).names for split in SPLITS}
+
+
+def test_sc09(sc09: Path, monkeypatch: MonkeyPatch) -> None:
+    make(sc09, "cat/0a7c2a8d_nohash_0.wav", "_background_noise_/pink_noise.wav")
+    publish(monkeypatch, "sc09", files={"": 8})
+    dataset = prepared(sc09, "sc09")
     divided = names(dataset)
     assert divided["valid"] == SC09[:1] and divided["test"] == sorted(SC09[5:7])
     assert divided["train"] == sorted({*SC09} - {*divided["valid"], *divided["test"]})
@@ -90,43 +78,40 @@ def test_sc09(make: Make, whole: Callable[..., None]) -> None:
     tokens = dataset.open_split("test")
     clip = tokens.read(0, start=0, stop=1600)
     assert clip.min() == 0 and clip.max() == 255
-    report = json.loads((folder.parent / "data" / "report.json").read_text())
+    report = json.loads((dataset.folder / "report.json").read_text())
     assert report["split"] == "as published, by validation_list.txt and testing_list.txt"
     assert report["other_files"] == {".txt": 2, ".wav": 2} and report["refused"] == {}
 
 
-def test_a_part_is_refused_unless_asked_for(make: Make, refusal: Callable[..., str]) -> None:
-    folder = make(*SC09, lists=LISTS)
-    line = refusal(folder, "--corpus", "sc09")
-    assert f"{folder} has 8 recordings of SC09 (the digits of Speech Commands v0.02), which has 38,908; unpack" in line
-    assert "or take it as it is with --partial" in line and not (folder.parent / "data").exists()
-    dataset = prepared(folder, "sc09", "--partial")
+def test_a_part_is_refused_unless_asked_for(sc09: Path) -> None:
+    line = refusal(sc09, "--corpus", "sc09")
+    assert f"{sc09} has 8 recordings of SC09 (the digits of Speech Commands v0.02), which has 38,908; unpack" in line
+    assert "or take it as it is with --partial" in line and not (sc09.parent / "data").exists()
+    dataset = prepared(sc09, "sc09", "--partial")
     assert dataset.modality["corpus"] == {"name": "sc09", "here": 8, "published": 38_908}
 
 
-def test_what_does_not_go_with_a_corpus(make: Make, refusal: Callable[..., str]) -> None:
-    folder = make(*SC09, lists=LISTS)
-    assert "--partial is for a part of a published corpus" in refusal(folder, "--partial")
-    line = refusal(folder, "--corpus", "sc10")
+def test_what_does_not_go_with_a_corpus(sc09: Path) -> None:
+    assert "--partial is for a part of a published corpus" in refusal(sc09, "--partial")
+    line = refusal(sc09, "--corpus", "sc10")
     assert "--corpus sc10 does not exist; choose one of sc09, youtubemix, beethoven, ljspeech, libritts, vctk" in line
-    line = refusal(folder, "--corpus", "sc09", "data.split.valid=0.2")
+    line = refusal(sc09, "--corpus", "sc09", "data.split.valid=0.2")
     assert "data.split.valid=0.2: SC09 (the digits of Speech Commands v0.02) is divided as published; leave it" in line
-    line = refusal(folder.parent, "--corpus", "sc09", "--partial")
-    assert f"it has no file like seven/0a7c2a8d_nohash_0.wav; did you mean {folder}?" in line
-    line = refusal(folder, "--corpus", "libritts")
+    line = refusal(sc09.parent, "--corpus", "sc09", "--partial")
+    assert f"it has no file like seven/0a7c2a8d_nohash_0.wav; did you mean {sc09}?" in line
+    line = refusal(sc09, "--corpus", "libritts")
     assert "is not LibriTTS as published: it has no file like train-clean-100/103/1241/103_1241" in line
-    (folder / "testing_list.txt").unlink()
-    line = refusal(folder, "--corpus", "sc09", "--partial")
+    (sc09 / "testing_list.txt").unlink()
+    line = refusal(sc09, "--corpus", "sc09", "--partial")
     assert "testing_list.txt, which divides SC09" in line and "unpack it again" in line
 
 
-def test_settings_of_a_corpus_give_way_to_yours(make: Make, refusal: Callable[..., str]) -> None:
-    folder = make(*SC09, lists=LISTS)
-    dataset = prepared(folder, "sc09", "--partial", "data.quantiser=mu_law", "data.sample_rate_hz=8000")
+def test_settings_of_a_corpus_give_way_to_yours(sc09: Path) -> None:
+    dataset = prepared(sc09, "sc09", "--partial", "data.quantiser=mu_law", "data.sample_rate_hz=8000")
     assert format_of(dataset.modality) == AudioFormat(8_000, "mu_law", "clip", 16_000)
-    assert f"{dataset.folder} was prepared with --corpus sc09; give that, or another folder" in refusal(folder)
-    assert "data.quantiser was mu_law and is mu_law_floor" in refusal(folder, "--corpus", "sc09", "--partial")
-    line = mistake(["train", dataset.folder, folder.parent / "run", "data.split.valid=0.3"])
+    assert f"{dataset.folder} was prepared with --corpus sc09; give that, or another folder" in refusal(sc09)
+    assert "data.quantiser was mu_law and is mu_law_floor" in refusal(sc09, "--corpus", "sc09", "--partial")
+    line = mistake(["train", dataset.folder, sc09.parent / "run", "data.split.valid=0.3"])
     assert "was split as the corpus sc09 is when it was prepared" in line
 
 
@@ -134,9 +119,9 @@ def test_settings_of_a_corpus_give_way_to_yours(make: Make, refusal: Callable[..
     ("name", "file", "quantiser"),
     [("youtubemix", "out{}.wav", "mu_law_floor"), ("beethoven", "{}.wav", "linear_floor")],
 )
-def test_music_in_natural_order(name: str, file: str, quantiser: str, make: Make, whole: Callable[..., None]) -> None:
-    folder = make(*(file.format(i) for i in range(17)))
-    whole(name, files={"": 17})
+def test_music_in_natural_order(name: str, file: str, quantiser: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    folder = make(tmp_path / "corpus", *(file.format(i) for i in range(17)))
+    publish(monkeypatch, name, files={"": 17})
     dataset = prepared(folder, name, "data.piece_samples=400")
     divided = names(dataset)
     assert divided["valid"] == [f"{file.format(14)}#{i:06d}" for i in range(4)]
@@ -147,25 +132,23 @@ def test_music_in_natural_order(name: str, file: str, quantiser: str, make: Make
     assert dataset.modality["corpus"]["here"] == dataset.modality["corpus"]["published"]
 
 
-def test_pieces_have_the_label_of_their_file(make: Make, whole: Callable[..., None]) -> None:
-    whole("sc09", files={"": 8})
-    tokens = prepared(make(*SC09, lists=LISTS), "sc09", "data.piece_samples=1000").open_split("test")
+def test_pieces_have_the_label_of_their_file(sc09: Path) -> None:
+    tokens = prepared(sc09, "sc09", "--partial", "data.piece_samples=1000").open_split("test")
     assert tokens.labels == [name.split("/")[0] for name in tokens.names]
     assert tokens.names[0].endswith("#000000")
 
 
-def test_labels_of_a_corpus_give_way_to_yours(make: Make, whole: Callable[..., None]) -> None:
-    whole("sc09", files={"": 8})
-    assert prepared(make(*SC09, lists=LISTS), "sc09", "data.labels=none").labels == {}
+def test_labels_of_a_corpus_give_way_to_yours(sc09: Path) -> None:
+    assert prepared(sc09, "sc09", "--partial", "data.labels=none").labels == {}
     for corpus, what in ((None, "no --corpus is given"), (find_corpus("ljspeech"), "LJSpeech 1.1 has no labels")):
         with pytest.raises(UserError, match=f"data.labels=corpus, but {what}; leave it out"):
             find_labels("corpus", paths=SC09, corpus=corpus)
 
 
-def test_ljspeech(make: Make, whole: Callable[..., None]) -> None:
+def test_ljspeech(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     paths = [f"wavs/LJ001-{i:04d}.wav" for i in range(40)]
-    folder = make(*paths, rate_hz=22_050)
-    whole("ljspeech", files={"": 40})
+    folder = make(tmp_path / "corpus", *paths, rate_hz=22_050)
+    publish(monkeypatch, "ljspeech", files={"": 40})
     dataset = prepared(folder, "ljspeech", "data.split.valid=0.2", "data.split.test=0.2")
     divided = names(dataset)
     assert sorted(chain(*divided.values())) == paths and min(map(len, divided.values())) > 2
@@ -173,14 +156,15 @@ def test_ljspeech(make: Make, whole: Callable[..., None]) -> None:
     assert dataset.sources["split"] == {"corpus": "ljspeech", "split.valid": 0.2, "split.test": 0.2}
 
 
-def test_libritts(make: Make, whole: Callable[..., None], refusal: Callable[..., str]) -> None:
+def test_libritts(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     paths = [f"{part}/{i}/12/{i}_12_000001_000000.wav" for i in (1, 2) for part in
              ("train-clean-100", "train-other-500", "dev-clean", "test-other")]  # fmt: skip
-    folder = make(*paths, "train-clean-5/1/12/1_12_000001_000000.wav", rate_hz=24_000)  # the last is not LibriTTS's
+    another = "train-clean-5/1/12/1_12_000001_000000.wav"  # which is not LibriTTS's
+    folder = make(tmp_path / "corpus", *paths, another, rate_hz=24_000)
     counts = dict.fromkeys(corpora()["libritts"].files, 2)
-    whole("libritts", files={**counts, "train-other-500": 3})
+    publish(monkeypatch, "libritts", files={**counts, "train-other-500": 3})
     assert "has 8 recordings of LibriTTS, which has 9; unpack" in refusal(folder, "--corpus", "libritts")
-    whole("libritts", files=counts)  # parts that are not there do not count
+    publish(monkeypatch, "libritts", files=counts)  # parts that are not there do not count
     dataset = prepared(folder, "libritts")
     assert dataset.modality["corpus"] == {"name": "libritts", "here": 8, "published": 8}
     assert names(dataset) == {
@@ -190,18 +174,18 @@ def test_libritts(make: Make, whole: Callable[..., None], refusal: Callable[...,
     }
 
 
-def test_a_part_of_libritts_that_cannot_be_divided(make: Make, refusal: Callable[..., str]) -> None:
-    folder = make("train-clean-100/1/12/1_12_000001_000000.wav", rate_hz=24_000)
+def test_a_part_of_libritts_that_cannot_be_divided(tmp_path: Path) -> None:
+    folder = make(tmp_path / "corpus", "train-clean-100/1/12/1_12_000001_000000.wav", rate_hz=24_000)
     line = refusal(folder, "--corpus", "libritts", "--partial")
     assert "valid and test would be empty: 1 file, divided as published, by its parts; unpack a part for each: " in line
     assert "valid is dev-clean or dev-other; test is test-clean or test-other" in line
 
 
-def test_vctk_is_divided_by_speaker(make: Make, whole: Callable[..., None]) -> None:
+def test_vctk_is_divided_by_speaker(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     speakers = [*(f"p{225 + i}" for i in range(11)), "s5"]
     paths = [f"wav48_silence_trimmed/{speaker}/{speaker}_{i:03d}_mic1.flac" for speaker in speakers for i in (1, 2)]
-    folder = make(*paths, "wav48_silence_trimmed/p225/p225_001_mic2.flac", rate_hz=48_000)
-    whole("vctk", labels=12)
+    folder = make(tmp_path / "corpus", *paths, "wav48_silence_trimmed/p225/p225_001_mic2.flac", rate_hz=48_000)
+    publish(monkeypatch, "vctk", labels=12)
     dataset = prepared(folder, "vctk", "data.split.valid=0.3", "data.split.test=0.3")
     divided = names(dataset)
     assert sorted(chain(*divided.values())) == sorted(paths)

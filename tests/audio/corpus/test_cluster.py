@@ -65,10 +65,8 @@ def test_any_executor_will_do(corpus_dir: Path, tmp_path: Path) -> None:
 
 
 def test_a_worker_must_see_the_folders(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    real = groups.prepare_group
-    monkeypatch.setattr(
-        workers, "prepare_group", lambda group, **_: real(group, audio_dir=tmp_path / "a", data_dir=tmp_path)
-    )
+    elsewhere = {"audio_dir": tmp_path / "a", "data_dir": tmp_path}
+    monkeypatch.setattr(workers, "prepare_group", lambda group, **_: groups.prepare_group(group, **elsewhere))
     with pytest.raises(UserError, match=r"does not see .*/a; all workers need the same folders"):
         waveform.prepare(corpus_dir, tmp_path / "data", show_progress=False)
 

@@ -224,14 +224,12 @@ def test_finished_groups_are_not_decoded_again(
 
 _KILLED_POOL = """
 import sys, time
-from pathlib import Path
-from waveform.audio.corpus import groups, prepare, workers
+from waveform import cli
+from waveform.audio.corpus import groups, workers
 groups.AudioFile = lambda path: time.sleep(600)  # also in the workers, which import this script
+groups._MIN_GROUP_BYTES, workers._MIN_POOL_BYTES = 1, 0
 if __name__ == "__main__":
-    groups._MIN_GROUP_BYTES = 1
-    workers._MIN_POOL_BYTES = 0
-    config = prepare.DataConfig(num_workers=2)
-    prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]), config=config, show_progress=False)
+    cli.main(sys.argv[1:])
 """
 
 
@@ -240,7 +238,7 @@ if __name__ == "__main__":
 def test_a_killed_pool_leaves_no_worker(corpus_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_KILLED_POOL)
-    process = forks.start([str(script), str(corpus_dir), str(tmp_path / "data")])
+    process = forks.start([str(script), "prepare", str(corpus_dir), str(tmp_path / "data"), "data.num_workers=2"])
     try:
         pool = forks.wait_for(
             lambda: len(found := forks.children(process.pid, of="spawn_main")) == 2 and found, "no workers came"

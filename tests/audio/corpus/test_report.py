@@ -16,7 +16,7 @@ from waveform.system.console import printable
 
 
 def _report(audio_dir: Path, data_dir: Path) -> dict:
-    prepare(audio_dir, data_dir, show_progress=False)
+    prepare(audio_dir, data_dir)
     return json.loads((data_dir / "report.json").read_bytes())
 
 
@@ -67,9 +67,8 @@ def test_every_refusal_is_listed(corpus_dir: Path, tmp_path: Path, capsys: pytes
         (corpus_dir / "train" / f"bad{index:02}.wav").write_bytes(b"no audio")
     (corpus_dir / "stray.wav").write_bytes(b"")
     (corpus_dir / "test" / "link.wav").symlink_to("nowhere")
-    prepare(corpus_dir, tmp_path / "data")
+    report = _report(corpus_dir, tmp_path / "data")
     out = capsys.readouterr().out
-    report = json.loads((tmp_path / "data" / "report.json").read_bytes())
     assert len(report["refused"]) == 27
     assert report["refused"]["stray.wav"] == "it lies outside the folders train, valid, test"
     assert report["refused"]["test/link.wav"] == "it is a link to nothing"
@@ -81,8 +80,7 @@ def test_every_refusal_is_listed(corpus_dir: Path, tmp_path: Path, capsys: pytes
 def test_copies_in_two_splits_are_named(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(corpus_dir / "train" / "clip0.wav", corpus_dir / "test" / "copy.wav")
     shutil.copy(corpus_dir / "train" / "clip1.wav", corpus_dir / "train" / "copy.wav")  # within a split: no leak
-    prepare(corpus_dir, tmp_path / "data")
-    report = json.loads((tmp_path / "data" / "report.json").read_bytes())
+    report = _report(corpus_dir, tmp_path / "data")
     assert report["shared_by_splits"] == [["test/copy.wav", "train/clip0.wav"]]
     out = capsys.readouterr().out
     assert "copies: 1 recording in more than one split" in out and "test/copy.wav = train/clip0.wav" in out
