@@ -55,6 +55,11 @@ class LSTM(nn.Module):
         return torch.stack(hidden, dim=1), LSTMState(h.to(state.h.dtype), c.to(state.c.dtype))
 
 
+def _noted(name: str, value: object) -> property:
+    """A part of the contract that notes in `used` that something asked for it."""
+    return property(lambda self: self.used.add(name) or value)
+
+
 class FullLSTM(LSTM, OptionalParts):
     """Every part of `OptionalParts`; `used` collects the names of those that something asked for."""
 
@@ -62,6 +67,9 @@ class FullLSTM(LSTM, OptionalParts):
     carry_gradient = False
     checkpoint_activations = False
     why_no_int8 = None
+    has_own_threads = _noted("has_own_threads", True)
+    receptive_field = _noted("receptive_field", 100)
+    trains_through_time = _noted("trains_through_time", True)
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__(config)
@@ -80,21 +88,6 @@ class FullLSTM(LSTM, OptionalParts):
             new = LSTMState(*(tensor.detach() for tensor in new))
         summed_up = self.expansion(self.summary(hidden.detach()))
         return Step(hidden, new, {"summary": (summed_up - hidden.detach()).square().mean(dim=2).sum(dim=1)})
-
-    @property
-    def has_own_threads(self) -> bool:
-        self.used.add("has_own_threads")
-        return True
-
-    @property
-    def receptive_field(self) -> int:
-        self.used.add("receptive_field")
-        return 100
-
-    @property
-    def trains_through_time(self) -> bool:
-        self.used.add("trains_through_time")
-        return True
 
     def compressor_parameters(self) -> list[nn.Parameter]:
         self.used.add("compressor_parameters")

@@ -140,16 +140,10 @@ def test_every_section_table_and_figure_has_its_line(paper: str) -> None:
 
 @pytest.mark.parametrize("paper", CONTENTS)
 def test_what_a_line_names_exists(paper: str) -> None:
-    wrong = []
-    for cells in rows(paper):
-        assert len(cells) == 4, cells[0]
-        _, where, _, tests = cells
-        wrong += [path for path in quoted(where) if not (ROOT / path).is_file()]
-        for test in quoted(tests):
-            path, _, name = test.partition("::")
-            if not (ROOT / path).is_file() or f"def {name}(" not in (ROOT / path).read_text():
-                wrong.append(test)
-    assert wrong == []
+    for _, where, _, tests in rows(paper):
+        assert all((ROOT / path).is_file() for path in quoted(where)), where
+        for path, _, name in (test.partition("::") for test in quoted(tests)):
+            assert f"def {name}(" in (ROOT / path).read_text(), (path, name)
 
 
 @pytest.mark.parametrize("paper", CONTENTS)

@@ -13,7 +13,7 @@ import pytest
 from pytest import MonkeyPatch
 
 from tests import laws
-from tests.calling import cli, figures_of, mistake, prepared_tones
+from tests.calling import TRAIN, cli, figures_of, mistake, prepared_tones
 from tests.plugin_models import FullLSTM
 from tests.ranks.run_ranks import run_ranks
 from tests.test_laws import LAWS
@@ -24,11 +24,7 @@ from waveform.verbs import bench
 
 MODELS = ("plain_lstm", "full_lstm")
 ROOT = Path(__file__).parents[1]
-TRAIN = [
-    *("train.max_steps=4", "train.max_seconds=null", "train.batch_size=2", "train.chunk=64", "train.window=32"),
-    *("train.unroll=2", "train.evaluate_every=4", "train.checkpoint_every=2", "train.log_every=1"),
-    *("train.sample_seconds=0.01", "train.evaluate_tokens=2000", "train.device=cpu"),
-]
+SETTINGS = [*TRAIN, "train.window=32", "train.unroll=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +50,7 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_verb_works(model: str, place: Path) -> None:
     own = "train.checkpoint_activations=true" if model == "full_lstm" else "train.unroll=1"
-    cli("train", place / "data", place / "run", f"model={model}", *TRAIN, own)
+    cli("train", place / "data", place / "run", f"model={model}", *SETTINGS, own)
     aux_losses = [record.get("aux_loss", 0) for record in read_metrics(place / "run")]
     assert any(loss > 0 for loss in aux_losses) == (model == "full_lstm")
     figures = figures_of(place / "e.json", "evaluate", place / "run")
@@ -99,14 +95,14 @@ def _train(site: Path, arguments: list[object], world: World, folder: Path) -> N
 
 @pytest.mark.slow
 def test_a_model_may_be_sharded(place: Path) -> None:
-    train = [place / "data", place / "run", "model=full_lstm", *TRAIN, "train.sharding=fsdp"]
+    train = [place / "data", place / "run", "model=full_lstm", *SETTINGS, "train.sharding=fsdp"]
     (place / "ranks").mkdir()
     run_ranks(partial(_train, place / "site", train), 2, place / "ranks")
     cli("evaluate", place / "run")
 
 
 def test_what_a_model_lacks_is_refused(place: Path) -> None:
-    train = ["train", place / "data", place / "run", *TRAIN]
+    train = ["train", place / "data", place / "run", *SETTINGS]
     line = mistake([*train, "model=plain_lstm", "train.unroll=1", "train.checkpoint_activations=true"])
     assert "LSTM has no layers that can be computed again" in line
     line = mistake([*train, "model=plain_lstm"])

@@ -16,17 +16,13 @@ from waveform.speech.config import SpeechTrainConfig
 from waveform.system.errors import UserError
 from waveform.system.rules import rules_of
 
-CONFIGS = {
-    config.__name__: config
-    for config in (
-        SpeechTrainConfig,  # and those of `TrainConfig`
-        AudioFormat,
-        LearnerConfig,
-        ObjectMatchingConfig,
+CONFIGS = dict.fromkeys(
+    [
+        *(SpeechTrainConfig, AudioFormat, LearnerConfig, ObjectMatchingConfig),  # the first has those of `TrainConfig`
         *(recipe.settings for recipe in RECIPES.values()),
         *(registry.model_class(name).Config for name in registry.model_names()),
-    )
-}
+    ]
+)
 BAD = {int: (2**63, -(2**63), 10**400), float: (math.nan, math.inf, -math.inf, 1e30, -1e30)}
 
 
@@ -36,7 +32,7 @@ def refuses(make: Any, name: str, value: float) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS)
 def test_every_number_is_one_that_a_machine_can_count(config: Any) -> None:
     needed = {field.name: 11 for field in fields(config) if field.default is field.default_factory is MISSING}
     for name, hint in get_type_hints(config).items():
@@ -45,7 +41,7 @@ def test_every_number_is_one_that_a_machine_can_count(config: Any) -> None:
                 refuses(lambda **given: config(**needed | given), name, value)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS)
 def test_another_default_keeps_the_rules(config: Any) -> None:
     """A subclass that gives a field another default names its type again."""
     own, *bases = [get_type_hints(cls, include_extras=True) for cls in config.__mro__[:-1]]
