@@ -3,7 +3,7 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -99,29 +99,24 @@ def test_a_step_reads_its_weights_and_cache_once() -> None:
     assert counted == 4 * (weights + biases + L * 2 * B * slots * d + P * slots + slots)
 
 
-class _Seen(NamedTuple):
-    reset: bool
-    steps: int
-
-
 def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"num_layers": 1, "d_model": 8, "num_heads": 1, "d_feedforward": 8, "num_position_features": 4}
     fields |= {"window": 8, "memory": 16, "compressed": 8, "compression_rate": 4}
     tokens = random_tokens(tmp_path, vocab_size=V, num_rows=2, length=UPDATES_NEEDED * 8)
     learner = small_learner("compressive_transformer", tokens, fields=fields, batch_size=2, chunk=8, state="utterance")
-    seen = []
+    resets, steps = [], []
     score_window = token_learner.score_window
 
     def spy(forward: Any, window: Any, state: Any, **options: Any) -> Any:
-        seen.append(_Seen(bool(window.reset.any()), int(state.trunk.steps.min())))
+        resets.append(bool(window.reset.any()))
+        steps.append(int(state.trunk.steps.min()))
         return score_window(forward, window, state, **options)
 
     monkeypatch.setattr(token_learner, "score_window", spy)
     monkeypatch.setattr("waveform.benchmarks.training.matrix_rate", lambda *_, **__: lambda: 1e9)
     figures = measure_training(learner)
-    assert len(seen) == UPDATES_NEEDED - 1 == figures["tokens_per_second"]["repeats"] + 2
-    assert not any(window.reset for window in seen)
-    assert all(window.steps >= 16 + 4 * 8 for window in seen)
+    assert len(resets) == UPDATES_NEEDED - 1 == figures["tokens_per_second"]["repeats"] + 2
+    assert not any(resets) and min(steps) >= 16 + 4 * 8
     assert figures["tokens_per_update"] == 16
     # Backward does about twice the products of forward, so the rule of three is near what is carried out.
     assert 0.8 < figures["model_flops_per_token"] / figures["executed_flops_per_token"] < 1.1
