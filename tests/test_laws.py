@@ -1,6 +1,7 @@
 """Every law on every registered model."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -11,14 +12,15 @@ LAWS = [
     *(laws.check_causality, laws.check_chunks, laws.check_decoder, laws.check_rows_are_independent),
     *(laws.check_state, laws.check_state_dtype, laws.check_gradient_in_state, laws.check_reset_rows),
 ]
-with_labels = pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if case.num_labels]))
+LAWS_OF_LABELS = [laws.check_labels, laws.check_labels_begin_at_zero]
+by_law = partial(pytest.mark.parametrize, "law", ids=lambda law: law.__name__.removeprefix("check_"))
 
 
 def test_every_registered_model_has_cases() -> None:
     assert set(registry.model_names()) == set(laws.CONFIGS), "add small configurations to tests/laws.py"
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
+@by_law(LAWS)
 @pytest.mark.parametrize("case", laws.params())
 def test_law(case: laws.Case, law: Callable[[laws.Case], None]) -> None:
     law(case)
@@ -35,11 +37,7 @@ def test_task_loss_alone_trains_the_compressor(case: laws.Case) -> None:
     laws.check_task_loss_alone(case)
 
 
-@with_labels
-def test_a_label_is_added_until_the_next(case: laws.Case) -> None:
-    laws.check_labels(case)
-
-
-@with_labels
-def test_labels_begin_at_zero(case: laws.Case) -> None:
-    laws.check_labels_begin_at_zero(case)
+@by_law(LAWS_OF_LABELS)
+@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if case.num_labels]))
+def test_law_of_labels(case: laws.Case, law: Callable[[laws.Case], None]) -> None:
+    law(case)
