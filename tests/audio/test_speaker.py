@@ -100,14 +100,11 @@ def test_drawing_waits_when_it_is_far_ahead(sound_device: SoundDevice) -> None:
 
 
 def test_a_device_that_stops_is_trouble(sound_device: SoundDevice) -> None:
-    def play_on() -> None:
-        with speaker(sample_rate_hz=24_000, seconds=math.inf, tell=pytest.fail) as write:
-            for _ in range(3):
-                write(loud(1)[None])
-            assert sound_device.active
-            sound_device.active = False
+    playing = speaker(sample_rate_hz=24_000, seconds=math.inf, tell=pytest.fail)
+    with pytest.raises(Trouble, match="the sound device has stopped"), playing as write:
+        for _ in range(3):
             write(loud(1)[None])
-
-    with pytest.raises(Trouble, match="the sound device has stopped"):
-        play_on()
+        assert sound_device.active
+        sound_device.active = False
+        write(loud(1)[None])
     assert sound_device.is_closed
