@@ -8,6 +8,7 @@ import json
 import platform
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 from baselines.wavenet_cached import WaveNetDecoder
 from waveform.benchmarks.timing import seconds
 from waveform.decoding.cached import CachedDecoder
-from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
+from waveform.engine.interface import Decoder, State, decoder, map_state
 from waveform.models.memory import CompressiveState
 from waveform.models.registry import build
+from waveform.runs.configured_model import num_parameters
 from waveform.system.cpu import set_defaults
 
 _FULL = 4096  # windows read, so that every memory is full
@@ -51,11 +53,7 @@ def _eager(model: Any, state: State) -> Decoder:
     return (CachedDecoder if isinstance(state.trunk, CompressiveState) else WaveNetDecoder)(model, state)
 
 
-_KINDS: dict[str, Callable[[SequenceModel, State], Decoder]] = {
-    "eager": _eager,
-    "fp32": decoder,
-    "int8": lambda model, state: decoder(model, state, int8=True),
-}
+_KINDS: dict[str, Callable[..., Decoder]] = {"eager": _eager, "fp32": decoder, "int8": partial(decoder, int8=True)}
 
 
 @torch.inference_mode()
@@ -74,12 +72,8 @@ def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
         window_s.append(seconds(lambda: model.forward(tokens, at_start), device=tokens.device))
         step_s.append(_step_seconds(stepper, tokens[:, -1], 10))
     step, whole = statistics.median(step_s), statistics.median(window_s)
-    return {
-        "num_parameters": sum(p.numel() for p in model.parameters()),
-        "step_seconds": step,
-        "recompute_seconds": whole,
-        "ratio": whole / step,
-    }
+    figures = {"step_seconds": step, "recompute_seconds": whole, "ratio": whole / step}
+    return {"num_parameters": num_parameters(model), **figures}
 
 
 @torch.inference_mode()
@@ -104,8 +98,7 @@ def measure_steps(name: str, *, batch_size: int, num_steps: int, rounds: int = 5
     return result
 
 
-def main() -> None:
-    """Print the measurements at the default (40M-parameter) shape and of the demo's models; --json writes them, too."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -125,7 +118,3 @@ def main() -> None:
     print(text)
     if args.json:
         args.json.write_text(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

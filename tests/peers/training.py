@@ -156,8 +156,7 @@ def measure(*, threads: int, windows: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print the comparison, and write it if asked."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--windows", type=int, default=5, help="number of windows timed for each, in turn")
@@ -167,7 +166,3 @@ def main() -> None:
     print(text)
     if args.json:
         args.json.write_text(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

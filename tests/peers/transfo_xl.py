@@ -23,10 +23,9 @@ SHAPE = {**SIZES, "d_inner": 24, "n_layer": 3, "mem_len": 7}
 WINDOW, NUM_SEGMENTS, NUM_ROWS = 5, 5, 3
 
 
-def compare(*, clamp_len: int, same_length: bool, div_val: int, untie_r: bool, safe: bool) -> tuple[float, float]:
+def compare(options: dict[str, int], *, safe: bool) -> tuple[float, float]:
     """Largest differences of hidden vectors and of NLL."""
     torch.manual_seed(0)
-    options = {"clamp_len": clamp_len, "same_length": same_length, "div_val": div_val, "untie_r": untie_r}
     peer = TransfoXLLMHeadModel(TransfoXLConfig(**SHAPE, **options, dropout=0.1, dropatt=0.1)).eval()
     with torch.no_grad():
         for parameter in peer.parameters():
@@ -35,8 +34,7 @@ def compare(*, clamp_len: int, same_length: bool, div_val: int, untie_r: bool, s
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         peer.save_pretrained(folder, safe_serialization=safe)
         published = read_published(Path(folder), first_input=0)
-        fields = {**published.fields, "window": WINDOW}
-        ours = build("transformer_xl", vocab_size=published.vocab_size, **fields)
+        ours = build("transformer_xl", vocab_size=published.vocab_size, **{**published.fields, "window": WINDOW})
         ours.load_state_dict(published.weights)
         ours.eval()
         state, mems = ours.init_state(NUM_ROWS, device="cpu", dtype=torch.float32), None
@@ -54,14 +52,10 @@ def compare(*, clamp_len: int, same_length: bool, div_val: int, untie_r: bool, s
     return hidden_difference, nll_difference
 
 
-def main() -> None:
+if __name__ == "__main__":
     choices = itertools.product((-1, 4, 9), (False, True), (1, 2), (False, True), (False, True))
-    for clamp_len, same_length, div_val, untie_r, safe in choices:
-        options = {"clamp_len": clamp_len, "same_length": same_length, "div_val": div_val, "untie_r": untie_r}
-        hidden, nll = compare(**options, safe=safe)
+    for *values, safe in choices:
+        options = dict(zip(("clamp_len", "same_length", "div_val", "untie_r"), values, strict=True))
+        hidden, nll = compare(options, safe=safe)
         print(f"{options} {'safetensors' if safe else 'torch'}: hidden {hidden:.1e}, NLL {nll:.1e}")
         assert hidden < 1e-6
-
-
-if __name__ == "__main__":
-    main()
