@@ -18,6 +18,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.scoring import own_tokens
+from waveform.system.console import counted
 from waveform.system.errors import UserError
 
 NUCLEUS = 0.98  # Rae et al. 2019, appendix E
@@ -69,7 +70,7 @@ def sample(
         if prefixes.documents is not None:
             every = continue_documents(run, prefixes, num_tokens=num_tokens, sampling=sampling, world=world)
             text = "\n".join(
-                f"=== {one.name}: {one.num_read} tokens of the {prefixes.split} split\n{one.read}\n"
+                f"=== {one.name}: {counted(one.num_read, 'token')} of the {prefixes.split} split\n{one.read}\n"
                 f"=== continued by {run.name}, step {run.step}\n{one.made}\n=== as it goes on\n{one.truth}\n"
                 for one in every
             )
@@ -137,7 +138,7 @@ def continue_documents(
 
     def continued(index: int) -> Continuation:
         read = tokens.read(index, start=0, stop=prefixes.prefix).astype(np.int64)
-        made = _continue_tokens(run, read, num_tokens=num_tokens, sampling=sampling)
+        made = _continue_tokens(run, read, num_tokens=num_tokens, sampling=replace(sampling, first_stream=index))
         truth = tokens.read(index, start=len(read), stop=len(read) + num_tokens)
         texts = (tokenizer.decode(ids) for ids in (read.tolist(), made, truth.tolist()))
         shown = map(detokenize, texts) if tokenizer.kind == "words" else texts

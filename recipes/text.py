@@ -82,6 +82,7 @@ def _refuse_other_vocabulary(
 ) -> None:
     """Raises UserError if the run at `origin` is not on text, or has another vocabulary than that of `data_dir`."""
     known = Path(require_text(origin, remedy="name one on text, or begin without --from")["path"])
+    read_dataset(data_dir)
     if load_tokenizer(known).content() != load_tokenizer(data_dir).content():
         raise UserError(
             f"{data_dir} has a different vocabulary from {known}, with which {origin} was trained, so its tokens mean "

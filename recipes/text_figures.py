@@ -18,16 +18,18 @@ from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, table
 from waveform.system.errors import UserError
 
+_NEVER_PUBLISHED = ("folder", "recall")
+
 
 def metrics_of(run: TrainedRun, options: EvaluateOptions) -> Metrics:
     """The metrics of the run's recipe. Raises UserError if its data set does not say how large a split is."""
     modality, split = run.config["dataset"]["modality"], options.split
     recipe = find_recipe(modality["recipe"])
     data = read_dataset(Path(run.config["dataset"]["path"]))
-    about = {
+    about: dict[str, Any] = {
         "recipe": recipe.name,
         "headline": recipe.headline,
-        "published_corpus": data.sources.get("checked") is True,
+        "published_corpus": None if recipe.name in _NEVER_PUBLISHED else data.sources.get("checked") is True,
     }
     if options.published_words and split not in recipe.num_words:
         raise UserError(f"the words of {recipe.name}'s {split} split were not published; leave --published-words out")
@@ -76,7 +78,7 @@ def describe(figures: dict[str, Any]) -> str:
         lines.append(f"  by distance, where chance is {figures['chance_bits']:.2f} bits:")
         lines += [
             f"  {entry['from']:>7} to {entry['to']:>5} steps: {entry['bits']:.3f} bits "
-            f"({entry['num_answers']:,} answers)"
+            f"({counted(entry['num_answers'], 'answer')})"
             for entry in figures["bits_by_distance"]
         ]
     if "word_perplexity" in figures:
@@ -90,8 +92,8 @@ def describe(figures: dict[str, Any]) -> str:
     if figures["averaged_checkpoints"] > 1:
         lines.append(f"  with the mean weights of the last {figures['averaged_checkpoints']} checkpoints")
     if figures["rows"]:
-        lines.append(f"  cut for speed, state {figures['state']}: slightly worse than in one piece")
-    if not figures["published_corpus"]:
+        lines.append(f"  cut for speed, state {figures['state']}: worse than in one piece")
+    if figures["published_corpus"] is False:
         lines.append("  not the published corpus: not comparable with the papers' figures")
     return "\n".join(lines)
 

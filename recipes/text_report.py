@@ -58,10 +58,11 @@ class TextContents(ReportContents):
         return _FIRST_TOKENS
 
     def made_of(self, tokens: TokenSet, entries: Figures) -> str:
+        shown = self.documents and "bits_by_distance" not in entries[0]  # recall is not read
+        texts = f"; texts are of temperature {self.temperature:g}, nucleus {NUCLEUS:g}, seed {self.seed}"
         return (
             f"NLL and documents are of the {self.split} split ({entries[0]['num_tokens']:,} tokens of "
-            f"{counted(entries[0]['num_utterances'], 'document')}); texts are of temperature {self.temperature:g}, "
-            f"nucleus {NUCLEUS:g}, seed {self.seed}."
+            f"{counted(entries[0]['num_utterances'], 'document')}){texts if shown else ''}."
         )
 
     def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:

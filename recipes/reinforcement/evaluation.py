@@ -15,6 +15,7 @@ from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.learner import LearnerConfig
+from recipes.reinforcement.object_matching import ObjectMatchingConfig
 from recipes.reinforcement.settings import check_agent, make_environments
 from recipes.studies.report import as_table
 from waveform.domain import SCHEMA
@@ -71,6 +72,7 @@ class TrainedAgent:
         if self.config["recipe"] != OBJECT_MATCHING:
             raise UserError(f"{self.folder} was not trained on object matching; leave out --delays")
         task = {**self.config["task"], "delay": delay, "shortest_delay": None}
+        typed(ObjectMatchingConfig, task, section="task")  # before it plays
         return replace(self, config={**self.config, "task": task})
 
     def in_env(self, env: str) -> "TrainedAgent":

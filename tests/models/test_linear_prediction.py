@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from waveform.engine.evaluator import Evaluation
 from waveform.engine.interface import map_state, take_rows
 from waveform.engine.metrics import unigram_nll
 from waveform.engine.shards import Shard, ShardWriter
@@ -205,11 +206,12 @@ def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
     tokens = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=_V)
     config = {"dataset": {"modality": {"kind": "audio"}}, "train": {"chunk": 200}}
     run = SimpleNamespace(config=config, window=40)
-    by_protocol = {name: linear_prediction_nats(run, tokens, protocol=name) for name in ("utterance", "chunk")}
+    results = {name: Evaluation(["vowel"], np.ones(1), np.ones(1), name) for name in ("utterance", "chunk")}
+    by_protocol = {name: linear_prediction_nats(run, tokens, result) for name, result in results.items()}
     unigram = unigram_nll(tokens.counts, tokens.counts)
     assert by_protocol["utterance"] < by_protocol["chunk"] - 0.2 < unigram - 1.2
     text = {**config, "dataset": {"modality": {"kind": "text"}}}
-    assert linear_prediction_nats(SimpleNamespace(config=text), tokens, protocol="chunk") is None
+    assert linear_prediction_nats(SimpleNamespace(config=text), tokens, results["chunk"]) is None
 
 
 def test_a_model_draws_what_its_predictors_know_alone() -> None:

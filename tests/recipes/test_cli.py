@@ -251,7 +251,7 @@ def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_samples_continue_held_out_documents(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The prefix is the document's, what continues it is what a prompt of the same tokens gives, and then the truth."""
+    """The prefix is the document's, then what the first one's gives as a prompt, others drawn apart, then the truth."""
     capsys.readouterr()
     run("sample", place / "run", "--documents", 3, "--prefix", 9, "--tokens", 5, "--split", "valid", "--seed", 4)
     lines = capsys.readouterr().out.splitlines()
@@ -265,11 +265,12 @@ def test_samples_continue_held_out_documents(place: Path, capsys: pytest.Capture
     part = "\n".join(lines[headers[1] : headers[2]])
     assert part.startswith(f"=== valid#000001: 9 tokens of the valid split\n{detokenize(tokenizer.decode(read))}\n===")
     assert part.endswith(f"=== as it goes on\n{detokenize(tokenizer.decode(truth))}\n")
-    prompt = tokenizer.decode(read)
-    run("sample", place / "run", "--prompt", prompt, "--tokens", 5, "--seed", 4)
-    continued = capsys.readouterr().out.rstrip("\n").removeprefix(prompt)
-    made = part.split("step 4\n")[1].split("\n=== as")[0]
-    assert made.split() == detokenize(continued).split()
+    for number, start in enumerate((0, middle)):
+        prompt = tokenizer.decode(tokens.read(0, start=start, stop=start + 9).tolist())
+        run("sample", place / "run", "--prompt", prompt, "--tokens", 5, "--seed", 4)
+        continued = capsys.readouterr().out.rstrip("\n").removeprefix(prompt)
+        made = "\n".join(lines[headers[number] :]).split("step 4\n")[1].split("\n=== as")[0]
+        assert (made.split() == detokenize(continued).split()) == (number == 0)
     assert _evenly_spaced(tokens.cut(-(-tokens.num_tokens // 7)), 3)[1] == [0, 2, 4]
     run("sample", place / "run", "--documents", 1, "--prefix", 10**6, "--tokens", 1, "--split", "valid")
     assert capsys.readouterr().out.endswith("=== as it goes on\n\n\n")  # all of it is read, and nothing follows

@@ -92,7 +92,7 @@ def test_what_needs_the_data_says_so(bundled: str, archived: Path, speech: Path,
     shutil.copy(archived, "own.zip")
     for verb in ("evaluate", "compare", "analyse"):
         line = mistake([verb, "own.zip"], capsys)
-        assert "own.zip comes without the data that it was trained on; name a data set with --data" in line
+        assert "own.zip comes without the data that it was trained on; evaluate, compare, analyse" in line
     line = mistake(["train", speech / "data", "run", "--from", bundled, "--from-optimiser"], capsys)
     assert "was exported without its optimiser; leave out --from-optimiser" in line and not Path("run").exists()
     line = mistake(["export", bundled, "again.zip", "--optimiser"], capsys)
@@ -197,7 +197,7 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys
         assert recipes(["sample", run, "--prompt", "a", "--tokens", "8"]) == 0
     shown = capsys.readouterr().out
     assert len(shown) % 2 == 0 and shown[: len(shown) // 2] == shown[len(shown) // 2 :]
-    assert "trained on; name a data set with --data" in recipes_mistake(["evaluate", file], capsys)
+    assert "trained on; evaluate, compare, analyse and report take" in recipes_mistake(["evaluate", file], capsys)
     printed = []
     for options in ([file, "--data", str(text / "data")], [str(text / "run")]):
         assert recipes(["evaluate", *options]) == 0

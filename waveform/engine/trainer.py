@@ -230,7 +230,8 @@ class Trainer:
         log.require_folder(learner.step)
         shown = f"{nats:.4f} nats = {bits(nats):.4f} bits per {self._context.unit}"
         self.progress.write(f"step {learner.step}: validation {shown}")
-        log.write("evaluate", step=learner.step, seconds=round(learner.seconds, 3), nll_nats=nats, nll_bits=bits(nats))
+        read = {"seconds": round(learner.seconds, 3), f"{learner.unit}s_seen": learner.tokens_seen}
+        log.write("evaluate", step=learner.step, **read, nll_nats=nats, nll_bits=bits(nats))
         if self._context.on_evaluate is not None:
             with suppress(Stopped), torch.random.fork_rng(devices=[]):
                 self._context.on_evaluate(learner.model, learner.step, log, self._stop)

@@ -29,13 +29,13 @@ class LearningCurve:
 def learning_curve(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any]) -> LearningCurve:
     """A run's validation NLL by the records of its log; train: that section of its configuration.
 
-    Tokens at an evaluation are read off the line through the records of training around it: an evaluation does not
-    record them. A run that was trained without evaluations gives an empty curve.
+    Tokens at an evaluation that does not record them, of an earlier version, are read off the line through the records
+    around it. A run that was trained without evaluations gives an empty curve.
     """
     evaluated = [record for record in records if record["kind"] == "evaluate"]
-    trained = [record for record in records if record["kind"] == "train" and "tokens_seen" in record]
+    known = [record for record in records if "tokens_seen" in record]
     steps = [record["step"] for record in evaluated]
-    tokens = np.interp(steps, [0, *(r["step"] for r in trained)], [0, *(r["tokens_seen"] for r in trained)])
+    tokens = np.interp(steps, [0, *(r["step"] for r in known)], [0, *(r["tokens_seen"] for r in known)])
     return LearningCurve(
         steps=steps,
         updates=[_updates(step, train) for step in steps],

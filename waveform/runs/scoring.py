@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 
 from waveform.engine import checkpoint
@@ -29,7 +30,7 @@ from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.rules import NOT_NEGATIVE, check_rules, one_of, whole_number
 
-_PREDICTED: dict[Hashable, float] = {}  # runs that are compared have the same tokens
+_PREDICTED: dict[Hashable, Evaluation] = {}  # runs that are compared have the same tokens
 
 
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
@@ -40,18 +41,21 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     """
     folder = Path(run.config["dataset"]["path"])
     if folder == run.folder / OWN_DATA_DIR:
-        raise UserError(f"{run.given} comes without the data that it was trained on; name a data set with --data")
+        raise UserError(
+            f"{run.given} comes without the data that it was trained on; evaluate, compare, analyse and report take a "
+            "data set with --data"
+        )
     if not is_dataset(folder):
         raise UserError(
-            f"the data set of {run.folder}, {folder}, is gone; put it back, name one with --data, or set dataset.path "
-            f"in {run.folder / CONFIG_FILE}"
+            f"the data set of {run.given}, {folder}, is gone; put it back, set dataset.path in "
+            f"{run.folder / CONFIG_FILE}, or give another to evaluate, compare, analyse or report with --data"
         )
     tokens = read_dataset(folder).open_split(split)
     known = run.config["dataset"]["checksums"].get(split)
     if known != tokens.checksum:
         print(
-            f"warning: the {split} data of {folder} has changed since {run.folder} was trained and may now include "
-            "files that it was trained on",
+            f"warning: the {split} data of {folder} is not that of {run.given}'s training, and may include files that "
+            "it was trained on",
             file=sys.stderr,
         )
     tokens.verify()
@@ -205,28 +209,38 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
     }
 
 
-def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, *, protocol: str) -> float | None:
-    """NLL per token of linear prediction alone, with no training, on sound; None for other tokens.
+def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> float | None:
+    """NLL per token of linear prediction alone, with no training, on the utterances that `result` scored of `tokens`.
 
-    protocol: when its state is reset, as the run's was; of windows that overlap, at each utterance.
+    Its state is reset where the run's was; of windows that overlap, at each utterance. None unless they are sound.
     """
     classes = classes_of(run.config["dataset"]["modality"])
     if classes is None:
         return None
-    protocol = "utterance" if protocol == "window" else protocol
+    protocol = "utterance" if result.protocol == "window" else result.protocol
     config = EvaluateConfig(window=run.window, protocol=protocol, chunk=run.config["train"]["chunk"])
     key = (classes, tokens.checksum, tuple(tokens.lengths), protocol, config.reset_every)
     if key not in _PREDICTED:
-        _PREDICTED[key] = evaluate_tokens(PredictorsAlone(classes), tokens, config).nats_per_token
-    return _PREDICTED[key]
+        _PREDICTED[key] = evaluate_tokens(PredictorsAlone(classes), tokens, config)
+    alone = _PREDICTED[key]
+    scored = np.isin(alone.names, result.names)
+    return float(alone.nats[scored].sum() / alone.counts[scored].sum())
 
 
-def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
-    """NLL per token of the training histogram on `tokens`; None if the training data is gone."""
+def unigram_nats(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> float | None:
+    """NLL per token of the training histogram on the utterances that `result` scored of `tokens`.
+
+    None if the training data is gone.
+    """
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
         return None
-    return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
+    counts = tokens.counts
+    if len(result.names) < len(tokens):
+        scored = np.flatnonzero(np.isin(tokens.names, result.names))
+        read = [tokens.read(i, start=0, stop=tokens.lengths[i]) for i in scored.tolist()]
+        counts = np.bincount(np.concatenate(read), minlength=tokens.vocab_size)
+    return unigram_nll(read_dataset(folder).open_split("train").counts, counts)
 
 
 @dataclass(frozen=True)
@@ -267,7 +281,7 @@ def names_of(runs: Sequence[TrainedRun]) -> list[str]:
 def trained_on(entry: dict[str, Any]) -> str:
     """The cell of a table that says how long a run was trained."""
     after = f", after {entry['origin']}" if entry.get("origin") else ""
-    return f"{entry['train_tokens_seen'] / 1e6:.1f} M {entry['unit']}s, {entry['train_seconds']:.0f} s{after}"
+    return f"{entry['train_tokens_seen'] / 1e6:.3g} M {entry['unit']}s, {entry['train_seconds']:.0f} s{after}"
 
 
 def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:

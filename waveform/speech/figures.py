@@ -34,8 +34,8 @@ def metrics_of(run: TrainedRun, tokens: TokenSet, pieces: TokenSet, result: Eval
     return {
         "sample_rate_hz": modality["sample_rate_hz"],
         "looks_ahead": format_of(modality).looks_ahead,
-        "unigram_nats_per_token": unigram_nats(run, tokens),
-        "linear_prediction_nats_per_token": linear_prediction_nats(run, pieces, protocol=result.protocol),
+        "unigram_nats_per_token": unigram_nats(run, pieces, result),
+        "linear_prediction_nats_per_token": linear_prediction_nats(run, pieces, result),
         "prediction": run.config["model"].get("prediction", "none"),
         **({"nll_by_label": by_label} if by_label else {}),
     }

@@ -11,6 +11,7 @@ from waveform.audio.audio_format import AudioFormat
 from waveform.engine.metrics import read_metrics
 from waveform.runs.named import find_run
 from waveform.speech.report import player
+from waveform.speech.run import finite_floats
 from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class Sounds:
 def listen(samples: np.ndarray | Tensor, *, sample_rate_hz: int = AudioFormat.sample_rate_hz) -> Sounds:
     """Players of one sound [n] or of several [num, n], floats in [-1, 1], as the last value of a notebook's cell.
 
-    Raises UserError for other shapes.
+    Raises UserError for other shapes, integers, and values that are not finite.
     """
-    sounds = np.atleast_2d(np.asarray(samples, dtype=np.float32))
+    sounds = np.atleast_2d(finite_floats(samples))
     if sounds.ndim != 2 or not sounds.size:
         raise UserError(f"samples have the shape {np.shape(samples)}; give [n] or [num, n], n at least 1")
     return Sounds(sounds, sample_rate_hz)

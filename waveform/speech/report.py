@@ -114,8 +114,8 @@ class SoundContents(ReportContents):
     def made_of(self, tokens: TokenSet, entries: Figures) -> str:
         return (
             f"NLL and recordings are of the {self.split} split "
-            f"({tokens.num_tokens / entries[0]['sample_rate_hz']:.0f} s, {counted(len(tokens), 'utterance')}), sounds "
-            f"of seed {self.seed}."
+            f"({entries[0]['num_tokens'] / entries[0]['sample_rate_hz']:.0f} s of "
+            f"{counted(entries[0]['num_utterances'], 'utterance')} were scored), sounds of seed {self.seed}."
         )
 
     def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:

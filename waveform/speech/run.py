@@ -21,7 +21,6 @@ from waveform.runs.folder import read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.speech.data import require_audio
-from waveform.system.console import counted
 from waveform.system.errors import UserError
 
 
@@ -72,11 +71,8 @@ class Run(TrainedRun):
         """
         if sample_rate_hz < 1 or not float(sample_rate_hz).is_integer():
             raise UserError(f"sample_rate_hz is {sample_rate_hz}; give a whole number of at least 1")
-        samples = _floats(audio)
-        if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
-            raise UserError(f"audio of shape {samples.shape}: give finite mono samples [n], n at least 1")
         audio_format = self.audio_format
-        blocks = resample_blocks([samples], from_hz=int(sample_rate_hz), to_hz=audio_format.sample_rate_hz)
+        blocks = resample_blocks([_mono(audio)], from_hz=int(sample_rate_hz), to_hz=audio_format.sample_rate_hz)
         samples = audio_format.scale(np.concatenate(list(blocks)))
         tokens = audio_format.encode(torch.from_numpy(samples)).to(torch.int64)
         vocab_size = int(self.config["dataset"]["vocab_size"])
@@ -102,23 +98,24 @@ class Run(TrainedRun):
     ) -> np.ndarray:
         """Generate audio [num, seconds x rate], fp32 in [-1, 1]; [num, 0] if `on_block` gets it instead.
 
-        prime: mono audio [n] at the run's rate that every sample continues (not part of the result). on_block is called
-        with [num, n] samples as they come; with it, `seconds` may be inf, and the call ends when on_block raises.
+        prime: mono audio [n] at the run's rate, and scaled as its data was (`audio_format.scale`), that every sample
+        continues (not part of the result). on_block is called with [num, n] samples as they come; with it, `seconds`
+        may be inf, and the call ends when on_block raises.
         labels [num]: that of each sample, one of the run's; None: unknown. `waveform.decoding.int8` measures what
-        `sampling.int8` costs. Raises UserError for an amount out of range, for a label that the run does not know, and
-        for int8 if the model or the device does not have it.
+        `sampling.int8` costs. Raises UserError for an amount out of range, for a prime as `nll` does, for a label that
+        the run does not know, and for int8 if the model or the device does not have it.
         """
         sampling = sampling or SamplingConfig()
         audio_format = self.audio_format
         check_amount(num, seconds, endless=on_block is not None)
         num_steps = sys.maxsize if seconds == math.inf else max(1, round(seconds * audio_format.sample_rate_hz))
-        prompt = None if prime is None else audio_format.encode(torch.from_numpy(_floats(prime)))
+        prompt = None if prime is None else audio_format.encode(torch.from_numpy(_mono(prime)))
 
         def sound(tokens: Tensor) -> np.ndarray:
             return audio_format.decode(tokens.to(torch.uint8)).numpy()
 
-        if labels is not None and len(labels) != num:
-            raise UserError(f"{counted(len(labels), 'label')} for num={num} samples; give one for each")
+        if labels is not None and (isinstance(labels, str) or len(labels) != num):
+            raise UserError(f"labels is {labels!r}; give a list of {num}, one for each sample")
         tokens = sample_tokens(
             self.model,
             vocab_size=int(self.config["dataset"]["vocab_size"]),
@@ -132,11 +129,21 @@ class Run(TrainedRun):
         return sound(tokens)
 
 
-def _floats(audio: np.ndarray | Tensor) -> np.ndarray:
-    """The samples in fp32. Raises UserError for whole numbers, of which 1 is not full scale."""
+def _mono(audio: np.ndarray | Tensor) -> np.ndarray:
+    """The samples [n] in fp32. Raises UserError for others."""
+    samples = finite_floats(audio)
+    if samples.ndim != 1 or not len(samples):
+        raise UserError(f"audio of shape {samples.shape}: give mono samples [n], n at least 1")
+    return samples
+
+
+def finite_floats(audio: np.ndarray | Tensor) -> np.ndarray:
+    """The samples in fp32. Raises UserError for whole numbers, of which 1 is not full scale, inf and NaN."""
     samples = np.asarray(audio)
     if not np.issubdtype(samples.dtype, np.floating):
         raise UserError(f"audio of type {samples.dtype}; give floats in [-1, 1]")
+    if not np.isfinite(samples).all():
+        raise UserError("audio has samples that are not finite")
     return samples.astype(np.float32)
 
 

@@ -26,6 +26,8 @@ class _Figures(msgspec.Struct):
     split: Literal["train", "valid", "test"]
     num_tokens: int
     num_utterances: int
+    state: str
+    averaged_checkpoints: int
     linear_prediction_nats_per_token: float | None = None
     quality: dict[str, Any] | None = None
 
@@ -109,5 +111,7 @@ def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
                 f"{figures.num_parameters:,} parameters, this run of step {run.step} ({run.train_seconds:.3f} s) and "
                 f"{size:,}; evaluate it again"
             )
+        if figures.averaged_checkpoints > 1:
+            raise UserError(f"--figures {card.figures} is of averaged weights; evaluate the run without --average")
     about = {"card": card, "name": name, "origin": run.origin, "num_parameters": size}
     return {**about, "figures": figures, "quality": quality}

@@ -12,10 +12,11 @@ from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import job
 from waveform.runs.folder import check_run_dir, refuse_other_config
 from waveform.runs.origin import Origin
-from waveform.runs.settings import typed
+from waveform.runs.settings import given_by, typed
 from waveform.runs.sources import annotated
 from waveform.runs.training import say_threads
 from waveform.system.console import say
+from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 
 
@@ -88,6 +89,9 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
     for request in requests:
         config = domain.compose(request)
         runs.append((request, config, typed(domain.train_config, config["train"], section="train")))
+        asked = [name for name in given_by(request.overrides) if name.startswith("train.evaluate_every")]
+        if asked and config["train"].get("evaluate_tokens") == 0:
+            raise UserError(f"{asked[0]} is without effect while train.evaluate_tokens is 0; set that too")
         domain.refuse(request, config)
     first, shared, shared_train = runs[0]  # all have its data, device and patience
     joined = job(device=shared_train.device, timeout_s=shared_train.timeout_s, show_progress=show_progress)
