@@ -127,14 +127,13 @@ def _small_machine() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-@fault(
-    "any value of any setting",
-    "a step is made with it, or one line refuses it within two seconds of the processor and 1 GB, exit code 2",
-    short=25,
-    long=5000,
-)
+@fault("any value of any setting", short=25, long=5000)
 def change(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Call the command of one setting each with a value of it."""
+    """Must hold: a step is made with it, or one line refuses it within two seconds of the processor and 1 GB, exit code
+    2.
+
+    Call the command of one setting each with a value of it.
+    """
     every = list(_settings(folder))
     kept = set(folder.iterdir())
     outcomes: Counter[str] = Counter()

@@ -247,14 +247,11 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     return len(bad)
 
 
-@fault(
-    "loss that is not finite",
-    "training stops, names step, row and utterance, and keeps the last good checkpoint; or it skips exactly that "
-    "step's update, and resumes bit for bit",
-    short=9,
-    long=200,
-)
+@fault("loss that is not finite", short=9, long=200)
 def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: training stops, names step, row and utterance, and keeps the last good checkpoint; or it skips exactly
+    that step's update, and resumes bit for bit.
+    """
     kinds, skipped = [(n, k) for k in KINDS for n in ("compressive_transformer", "transformer_xl", "wavenet")], 0
     for case in range(cases):
         name, kind = kinds[case % len(kinds)]
@@ -267,14 +264,13 @@ def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
     return {"skipped_steps": skipped}
 
 
-@fault(
-    "loss or weights not finite for good",
-    "skipping ends at once if the weights are bad, else after train.max_skipped steps; bad weights are never saved",
-    short=4,
-    long=50,
-)
+@fault("loss or weights not finite for good", short=4, long=50)
 def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
-    """Weights, or all losses, that are not finite from some step on: skipping gives up, and what is saved is good."""
+    """Must hold: skipping ends at once if the weights are bad, else after train.max_skipped steps; bad weights are
+    never saved.
+
+    Weights, or all losses, that are not finite from some step on: skipping gives up, and what is saved is good.
+    """
     poisoned_tokens(folder / "shard", source)
     case: dict[str, Any] = {"model": ("compressive_transformer", "conv"), "tokens": folder / "shard", "rank": 0}
     case["options"] = {"max_steps": 50, "checkpoint_every": 1}

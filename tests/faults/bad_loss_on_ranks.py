@@ -171,14 +171,11 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
     return len(bad)
 
 
-@fault(
-    "loss that is not finite on one rank of two",
-    "both ranks stop, or skip, at the same step, with and without sharding; the rank that read it names row and "
-    "utterance; the weights stay equal and are those of one process; a resumed job equals an uncut one bit for bit",
-    short=3,
-    long=60,
-)
+@fault("loss that is not finite on one rank of two", short=3, long=60)
 def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: both ranks stop, or skip, at the same step, with and without sharding; the rank that read it names row
+    and utterance; the weights stay equal and are those of one process; a resumed job equals an uncut one bit for bit.
+    """
     cases = _plan(folder, num, source)
     job = folder / "job"
     job.mkdir()

@@ -245,14 +245,13 @@ def _expected(reader: Reader, kind: str, *, newest: bool = True) -> Any:
     return reader.result(work, outcome)
 
 
-@fault(
-    "damaged files",
-    "an error names the file, or a warning does and the previous checkpoint is used; no traceback, no silent use",
-    short=40,
-    long=1000,
-)
+@fault("damaged files", short=40, long=1000)
 def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Try every command on every file in turn, each damaged in a different way."""
+    """Must hold: an error names the file, or a warning does and the previous checkpoint is used; no traceback, no
+    silent use.
+
+    Try every command on every file in turn, each damaged in a different way.
+    """
     pairs = [
         (kind, reader, path.relative_to(place))
         for kind, readers in READERS.items() for place in [restored(kind)] for reader in readers

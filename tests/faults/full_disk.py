@@ -156,15 +156,12 @@ def _spread(highest: int, count: int, source: random.Random) -> list[int]:
     return [source.randrange(a, max(b, a + 1)) for a, b in itertools.pairwise(edges)]
 
 
-@fault(
-    "disk full",
-    "one line names the file, exit code 2; every checkpoint is whole and no part of one is left; with more space the "
-    "same command ends bit for bit as usual; WAVs written so far can be opened; the same if the disk fails, with exit "
-    "code 1",
-    short=10,
-    long=150,
-)
+@fault("disk full", short=10, long=150)
 def _full_disk(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: one line names the file, exit code 2; every checkpoint is whole and no part of one is left; with more
+    space the same command ends bit for bit as usual; WAVs written so far can be opened; the same if the disk fails,
+    with exit code 1.
+    """
     speech, text = restored("speech"), restored("text")
     plan: list[tuple[Any, ...]] = []
     for function, place, name, part in (

@@ -224,14 +224,12 @@ def _watched_decoders() -> Iterator[dict[int, float]]:
         yield peaks
 
 
-@fault(
-    "hostile audio",
-    "no file stops the preparation; each is used, or listed with the reason; RAM and time stay bounded",
-    short=300,
-    long=2000,
-)
+@fault("hostile audio", short=300, long=2000)
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Prepare one corpus of `cases` files, twice."""
+    """Must hold: no file stops the preparation; each is used, or listed with the reason; RAM and time stay bounded.
+
+    Prepare one corpus of `cases` files, twice.
+    """
     audio = folder / "audio"
     for split in ("train", "valid", "test"):
         (audio / split).mkdir(parents=True)

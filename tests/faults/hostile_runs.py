@@ -307,14 +307,13 @@ def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes | 
     return "refused" if outcome.code else "not needed"
 
 
-@fault(
-    "hostile runs",
-    "no code runs, nothing elsewhere is touched; the run is refused in one line, or the attack has no effect",
-    short=50,
-    long=3000,
-)
+@fault("hostile runs", short=50, long=3000)
 def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Try every attack before every command; in the long form, every content in every file and random signed values."""
+    """Must hold: no code runs, nothing elsewhere is touched; the run is refused in one line, or the attack has no
+    effect.
+
+    Try every attack before every command; in the long form, every content in every file and random signed values.
+    """
     _watch()
     flag, secret = folder / "RAN", folder / "secret"
     that_run = _files_that_run(flag)
@@ -374,14 +373,12 @@ def _small_machine() -> Iterator[None]:
         yield
 
 
-@fault(
-    "runs that swell",
-    "what takes more RAM than the machine has is refused in one line, before the system kills it",
-    short=8,
-    long=100,
-)
+@fault("runs that swell", short=8, long=100)
 def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Try sizes that take more RAM than the machine has, before the commands that open a run."""
+    """Must hold: what takes more RAM than the machine has is refused in one line, before the system kills it.
+
+    Try sizes that take more RAM than the machine has, before the commands that open a run.
+    """
     todo = [
         (kind, name, change, what)
         for kind, attacks in _SWELLING.items()

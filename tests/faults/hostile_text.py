@@ -138,14 +138,13 @@ def _long_line(folder: Path, num_bytes: int) -> dict[str, Any]:
     return figures
 
 
-@fault(
-    "hostile text",
-    "taken as it is, or refused in one line that names the file; nothing is left behind; RAM does not grow with a line",
-    short=60,
-    long=400,
-)
+@fault("hostile text", short=60, long=400)
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Try every kind of odd text with every recipe, then long lines: 1 GB in the long form, 64 MB for subwords."""
+    """Must hold: taken as it is, or refused in one line that names the file; nothing is left behind; RAM does not grow
+    with a line.
+
+    Try every kind of odd text with every recipe, then long lines: 1 GB in the long form, 64 MB for subwords.
+    """
     pairs = [(recipe, odd) for recipe in _RECIPES for odd in _ODD]
     rng.shuffle(pairs)
     outcomes: Counter[str] = Counter()

@@ -36,14 +36,12 @@ def _to_the_end(run_dir: Path, recipe: Sequence[str]) -> dict[str, Any]:
     return {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimiser", "rank_0")}
 
 
-@fault(
-    "agents killed while training, at any time",
-    "resumes; weights, optimiser, states and random numbers are those of an undisturbed run",
-    short=1,
-    long=40,
-)
+@fault("agents killed while training, at any time", short=1, long=40)
 def _kill_agents(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill training some time after a checkpoint, again and again until it ends by itself."""
+    """Must hold: resumes; weights, optimiser, states and random numbers are those of an undisturbed run.
+
+    Kill training some time after a checkpoint, again and again until it ends by itself.
+    """
     recipe = ["object_matching"]
     expected = _to_the_end(folder / "undisturbed", recipe)
     kills = runs = 0
@@ -64,13 +62,9 @@ def _kill_agents(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]
     return {"kills": kills, "runs": runs}
 
 
-@fault(
-    "an agent's environment or its training killed, each row in a process of its own",
-    "one line, no process is left, and the same command ends as an undisturbed run does",
-    short=2,
-    long=40,
-)
+@fault("an agent's environment or its training killed, each row in a process of its own", short=2, long=40)
 def _kill_environments(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Must hold: one line, no process is left, and the same command ends as an undisturbed run does."""
     pytest.importorskip("gymnasium")
     expected = _to_the_end(folder / "undisturbed", _IN_PROCESSES)
     for case in range(cases):

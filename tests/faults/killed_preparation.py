@@ -39,15 +39,11 @@ def make_sources(folder: Path) -> dict[str, Prepare]:
     }
 
 
-@fault(
-    "killed while preparing",
-    "the next run ends with the same shards, manifest and splits; nothing is left over",
-    short=9,
-    long=150,
-    in_server=True,
-)
+@fault("killed while preparing", short=9, long=150, in_server=True)
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill at points of a preparation and at any time; audio at many more, and at any time three times in a row.
+    """Must hold: the next run ends with the same shards, manifest and splits; nothing is left over.
+
+    Kill at points of a preparation and at any time; audio at many more, and at any time three times in a row.
 
     Each case has a separate folder.
     """
@@ -104,9 +100,12 @@ if __name__ == "__main__":
 """
 
 
-@fault("a worker killed while preparing", "one line, no hang; the next run continues", short=1, long=10, in_server=True)
+@fault("a worker killed while preparing", short=1, long=10, in_server=True)
 def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill one worker of a pool at any moment of its life: a clear error or a finished data set, but no hang."""
+    """Must hold: one line, no hang; the next run continues.
+
+    Kill one worker of a pool at any moment of its life: a clear error or a finished data set, but no hang.
+    """
     sources = make_sources(folder)
     sources["audio"](folder / "whole")
     expected = content(folder / "whole")

@@ -25,7 +25,6 @@ from tests.faults import forks
 from tests.faults.fault import fault
 from tests.faults.forks import Points
 
-_HOLDS = "resumes; the weights, random numbers and metrics are those of an undisturbed run; no other files"
 _STEPS = 7
 SETTINGS = [
     *("model=compressive_transformer", "model.num_layers=1", "model.d_model=16", "model.num_heads=2"),
@@ -166,13 +165,12 @@ def final(run_dir: Path) -> dict[str, Any]:
     last = max((run_dir / "checkpoints").iterdir())
     progress = json.loads((last / "progress.json").read_bytes())
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    files = forks.names_under(run_dir, skip=lambda path: "tensorboard" in path.parts or "checkpoints" in path.parts)
     kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir())[-2:]
     return {
         **{path.name: load_file(path) for path in sorted(last.glob("*.safetensors"))},
         "progress": {key: value for key, value in progress.items() if key not in _TIMES},
         "metrics": [{key: value for key, value in record.items() if key not in _TIMES} for record in records],
-        "files": sorted(files),
+        "files": [name for name in content(run_dir) if not name.startswith(("tensorboard", "checkpoints"))],
         "checkpoints": kept,
     }
 
@@ -197,9 +195,12 @@ def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert same(a, b), f"different {what}: {a}, not {b}"
 
 
-@fault("killed while training, at every step of it", _HOLDS, short=14, long=1000, in_server=True)
+@fault("killed while training, at every step of it", short=14, long=1000, in_server=True)
 def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill a process at points spread over the run, each in a separate folder."""
+    """Must hold: resumes; the weights, random numbers and metrics are those of an undisturbed run; no other files.
+
+    Kill a process at points spread over the run, each in a separate folder.
+    """
     place = Place(folder)
     chosen = forks.spread(place.points, cases, rng)
     resumed_from: dict[int, int] = {}
@@ -214,9 +215,12 @@ def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, 
     return {"kills": len(chosen), "points": len(place.points), "resumed_from_step": dict(sorted(resumed_from.items()))}
 
 
-@fault("a rank of two killed while training", _HOLDS, short=2, long=60, in_server=True)
+@fault("a rank of two killed while training", short=2, long=60, in_server=True)
 def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill one of two ranks, or both, at any of its points; the other must end by itself, with a line."""
+    """Must hold: resumes; the weights, random numbers and metrics are those of an undisturbed run; no other files.
+
+    Kill one of two ranks, or both, at any of its points; the other must end by itself, with a line.
+    """
     place = Place(folder, num_ranks=2)
     for case in range(cases):
         run_dir = folder / f"run_{case}"
@@ -242,9 +246,12 @@ def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Se
 
 
 # Points of forked processes stand for it in the short form.
-@fault("processes killed while training, at any time", _HOLDS, short=0, long=100, in_server=True)
+@fault("processes killed while training, at any time", short=0, long=100, in_server=True)
 def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill real commands at random times, again and again until they end by themselves; one process and two."""
+    """Must hold: resumes; the weights, random numbers and metrics are those of an undisturbed run; no other files.
+
+    Kill real commands at random times, again and again until they end by themselves; one process and two.
+    """
     place = Place(folder)
     kills = runs = 0
     expected, took_s = {}, {}

@@ -73,8 +73,9 @@ def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable
         sample(model, **options, config=SamplingConfig(int8=way == "int8"))
 
 
-@fault("long evaluation and sampling", "after a tenth of the samples, RAM stays flat within 1%", short=7, long=15)
+@fault("long evaluation and sampling", short=7, long=15)
 def _flat(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: after a tenth of the samples, RAM stays flat within 1%."""
     num_tokens = 10_000_000 if cases >= len(_WAYS) else 20_000
     growth = {}
     for case in range(cases):

@@ -76,7 +76,7 @@ def _plant(plan: _Plan, action: Callable[[], None]) -> None:
     }
     owner, name, count = where[plan.phase]
     calls = itertools.count(1)
-    forks.before(owner, name, lambda: action() if next(calls) == count else None)
+    forks.before(owner, name, lambda *_: action() if next(calls) == count else None)
 
 
 def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
@@ -161,13 +161,11 @@ def _kinds() -> list[tuple[str, str, str]]:
     return list(dict.fromkeys(kinds))
 
 
-@fault(
-    "a rank dies or hangs",
-    "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bit for bit",
-    short=2,
-    long=30,
-)
+@fault("a rank dies or hangs", short=2, long=30)
 def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends
+    bit for bit.
+    """
     place = folder / "place"
     place.mkdir()
     write_audio(place / "audio")

@@ -23,13 +23,11 @@ def _edit(folder: Path, **fields: Any) -> None:
     edit_json(folder / "progress.json", lambda progress: progress.update(fields))
 
 
-@fault(
-    "resumed elsewhere",
-    "continues and says what will no longer be bit-identical; a different checkpoint format is refused, never replaced",
-    short=8,
-    long=200,
-)
+@fault("resumed elsewhere", short=8, long=200)
 def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: continues and says what will no longer be bit-identical; a different checkpoint format is refused,
+    never replaced.
+    """
     tokens = write_tokens(folder / "shard", [60, 45, 33, 80, 21, 52, 70])
     changes: dict[str, Any] = {
         "torch": mock.patch.object(torch, "__version__", "9.9.9"),

@@ -94,11 +94,12 @@ def _judge(outcome: Outcome, overrides: list[str], case: int) -> str:
     return "refused"
 
 
-@fault(
-    "strange settings", "composed, or one line names the setting, exit code 2; nothing is written", short=40, long=2000
-)
+@fault("strange settings", short=40, long=2000)
 def fuzz(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Print the configuration, or train on an empty folder, with one to three random settings each."""
+    """Must hold: composed, or one line names the setting, exit code 2; nothing is written.
+
+    Print the configuration, or train on an empty folder, with one to three random settings each.
+    """
     os.environ.pop("NOT_SET", None)
     empty = folder / "audio"
     empty.mkdir()

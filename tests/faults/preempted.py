@@ -27,16 +27,13 @@ def check_last_line(log: Path, code: int, number: int, *, verb: str) -> None:
     assert len(re.findall(rf"stopped by {name}", text)) == 1, f"{verb}: {text}"
 
 
-@fault(
-    "training asked to stop, once or twice",
-    "saves once; one line, exit code 128 + the signal's number; a second signal ends it at once; resumes as if "
-    "undisturbed",
-    short=6,
-    long=300,
-    in_server=True,
-)
+@fault("training asked to stop, once or twice", short=6, long=300, in_server=True)
 def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Send one signal, or two in a row, at points spread over a training; then run the same command to the end."""
+    """Must hold: saves once; one line, exit code 128 + the signal's number; a second signal ends it at once; resumes as
+    if undisturbed.
+
+    Send one signal, or two in a row, at points spread over a training; then run the same command to the end.
+    """
     place = killed_training.Place(folder)
     log = folder / "command.log"
 
@@ -85,15 +82,12 @@ def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) ->
     return True
 
 
-@fault(
-    "training processes asked to stop, at any time",
-    "ends within 30 s with exit code 128 + the signal's number; saved if it had made a step",
-    short=1,
-    long=40,
-    in_server=True,
-)
+@fault("training processes asked to stop, at any time", short=1, long=40, in_server=True)
 def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Stop real commands at any time, imports included, alone and under torchrun; they must end within 30 s."""
+    """Must hold: ends within 30 s with exit code 128 + the signal's number; saved if it had made a step.
+
+    Stop real commands at any time, imports included, alone and under torchrun; they must end within 30 s.
+    """
     place = killed_training.Place(folder)
     settings = ["train.max_steps=100000", "train.checkpoint_every=100000", "train.evaluate_every=7"]
     settings += ["train.sample_seconds=2", "train.log_every=100000"]
@@ -158,16 +152,13 @@ def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
     return child, reader
 
 
-@fault(
-    "nobody hears what training says",
-    "if the terminal closes, it saves and exits with 129; under nohup, or if a log's reader or disk fails, it "
-    "continues and obeys signals as usual; it resumes",
-    short=4,
-    long=40,
-    in_server=True,
-)
+@fault("nobody hears what training says", short=4, long=40, in_server=True)
 def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Send training's output to a terminal or a reader that closes, or to a full disk; then run the command again."""
+    """Must hold: if the terminal closes, it saves and exits with 129; under nohup, or if a log's reader or disk fails,
+    it continues and obeys signals as usual; it resumes.
+
+    Send training's output to a terminal or a reader that closes, or to a full disk; then run the command again.
+    """
     place, log = killed_training.Place(folder), folder / "command.log"
     endless = ["train.max_steps=1000000", "train.evaluate_every=1000000", "train.checkpoint_every=1000000"]
     for case in range(cases):

@@ -103,15 +103,12 @@ def _trained(folder: Path) -> str:
     return str(run_dir)
 
 
-@fault(
-    "other commands asked to stop",
-    "one line, exit code 128 + the signal's number; what is left is in nobody's way",
-    short=6,
-    long=150,
-    in_server=True,
-)
+@fault("other commands asked to stop", short=6, long=150, in_server=True)
 def _ask(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Ask every command but `train` on prepared data that takes long to stop."""
+    """Must hold: one line, exit code 128 + the signal's number; what is left is in nobody's way.
+
+    Ask every command but `train` on prepared data that takes long to stop.
+    """
     run_dir, out = _trained(folder), str(folder / "out")
     make_sources(folder)
     train = ["train", str(folder / "audio"), f"{out}/run", *killed_training.SETTINGS, "train.evaluate_tokens=0"]
@@ -142,14 +139,11 @@ def _surround_wavs(points: Points) -> None:
     WavWriter._write = write  # on purpose: this is the fault
 
 
-@fault(
-    "killed while sampling, evaluating, comparing",
-    "WAVs can be opened and hold what was finished; JSON is whole or absent; the same command then works",
-    short=4,
-    long=100,
-    in_server=True,
-)
+@fault("killed while sampling, evaluating, comparing", short=4, long=100, in_server=True)
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Must hold: WAVs can be opened and hold what was finished; JSON is whole or absent; the same command then
+    works.
+    """
     run, out = _trained(folder), str(folder / "out")
     figures_file = f"{out}/figures.json"
     commands = {
@@ -203,21 +197,19 @@ def _made_by_demo(out: Path) -> dict[str, Any]:
     picture = (out / "demo.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and picture.endswith(b"IEND\xaeB`\x82"), "the picture is not whole"
     return {
-        "files": sorted(forks.names_under(out, skip=lambda path: "tensorboard" in path.parts)),
+        "files": [name for name in content(out) if "tensorboard" not in name],
         "comparison": [{key: value for key, value in e.items() if key not in _OF_THE_CLOCK} for e in entries],
         **content(out / "samples"),
         **content(out / "data" / "shards"),
     }
 
 
-@fault(
-    "the demo killed, or asked to stop",
-    "the same command continues to the end, with the comparison and samples of an undisturbed one; nothing left over",
-    short=0,  # because a case takes some seconds
-    long=60,
-    in_server=True,
-)
+# A case takes some seconds.
+@fault("the demo killed, or asked to stop", short=0, long=60, in_server=True)
 def _stop_demo(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Must hold: the same command continues to the end, with the comparison and samples of an undisturbed one; nothing
+    left over.
+    """
     from waveform.cli import main
 
     _shorten_demo(folder)

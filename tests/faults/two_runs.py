@@ -38,19 +38,16 @@ def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) 
 
 def _command(arguments: list[str], *, slow: tuple[Any, str]) -> Work:
     """Return a command whose function `slow` (module, name) takes a while, so that two run at the same time."""
-    work = killed_training.command(arguments, also=lambda points: forks.before(*slow, lambda: time.sleep(0.05)))
+    work = killed_training.command(arguments, also=lambda points: forks.before(*slow, lambda *_: time.sleep(0.05)))
     return lambda: work(forks.Points())
 
 
-@fault(
-    "two processes on one folder",
-    "the second is refused in one line and changes nothing; once the first is dead, it runs",
-    short=1,
-    long=10,
-    in_server=True,
-)
+@fault("two processes on one folder", short=1, long=10, in_server=True)
 def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Start each pair of commands that could harm one another, `cases` times."""
+    """Must hold: the second is refused in one line and changes nothing; once the first is dead, it runs.
+
+    Start each pair of commands that could harm one another, `cases` times.
+    """
     from recipes.verbs import prepare
     from waveform.audio.corpus import workers
     from waveform.engine import sampler, token_learner

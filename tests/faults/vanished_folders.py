@@ -154,14 +154,11 @@ def _during(
     print(json.dumps({"refused": said is not None}))
 
 
-@fault(
-    "folders vanish or change under a run",
-    "refused with the reason, nothing written elsewhere; once put back, the same command ends bit for bit as usual; "
-    "data deleted or replaced as a whole is read to the end",
-    short=10,
-    long=200,
-)
+@fault("folders vanish or change under a run", short=10, long=200)
 def _vanished(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: refused with the reason, nothing written elsewhere; once put back, the same command ends bit for bit
+    as usual; data deleted or replaced as a whole is read to the end.
+    """
     place, num_refused = restored("speech"), 0
     for case in range(cases):
         make, where = _CHANGES[case % len(_CHANGES)], folder / f"disk_{case}"
