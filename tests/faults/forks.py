@@ -19,13 +19,12 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-ROOT = Path(__file__).parents[2]
 Process: TypeAlias = "subprocess.Popen[str]"
 TIMEOUT_S = 120.0  # of one child: a hang is a failure
 
@@ -63,14 +62,7 @@ class Points:
             fsync(descriptor) if path.is_dir() else None  # what was written survives a kill, if not a power cut
 
         os.fsync = sync
-        for module in (io, builtins):
-            self._wrap_open(module)
-
-    def _touch(self, how: str, file: Any, *_: Any, before_death: Callable[[], None] | None = None) -> None:
-        self.point(f"{how} {Path(os.fsdecode(file)).name}", before_death)
-
-    def _wrap_open(self, module: Any) -> None:
-        real = module.open
+        real = open
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             result = real(file, mode, *args, **kwargs)
@@ -90,7 +82,10 @@ class Points:
                     result.write = half
             return result
 
-        module.open = opened
+        io.open = builtins.open = opened
+
+    def _touch(self, how: str, file: Any, *_: Any, before_death: Callable[[], None] | None = None) -> None:
+        self.point(f"{how} {Path(os.fsdecode(file)).name}", before_death)
 
 
 Work: TypeAlias = Callable[[Points], int | None]  # what a child does; it may make more points
@@ -171,24 +166,18 @@ def spread(points: list[str], cases: int, rng: random.Random) -> list[int]:
     """Choose `cases` of the points (all if there are fewer), with as many different labels as possible."""
     order = list(range(len(points)))
     rng.shuffle(order)
-    seen: Counter[str] = Counter()
-    rank = {}
+    seen, rank = Counter(), {}
     for index in order:
         seen[points[index]] += 1
         rank[index] = seen[points[index]]
     return sorted(sorted(order, key=rank.__getitem__)[:cases])
 
 
-def start(command: list[str], **environment: str) -> Process:
+def start(command: Sequence[str | Path]) -> Process:
     """Start a real process of this Python, with one thread, in a new session; one pipe carries its output."""
-    return subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
-        start_new_session=True,
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *command], env=env, start_new_session=True, **pipes)
 
 
 def children(pid: int, *, of: str = "") -> list[int]:
