@@ -1,8 +1,4 @@
-"""What a fault is: something that goes wrong around the toolkit, caused many times, and what must hold each time.
-
-Each module of this package causes one group of faults, by functions with the decorator `fault`; `test_faults.py` runs
-them.
-"""
+"""What a fault is: something that goes wrong around the toolkit, caused many times, and what must hold each time."""
 
 import json
 import random
@@ -31,7 +27,7 @@ FAULTS: list[Fault] = []
 
 
 def fault(name: str, *, short: int, long: int, in_server: bool = False) -> Callable[[Make], Make]:
-    """Register the function that causes a fault, whose docstring begins with what must hold.
+    """Have `test_faults.py` run the function that causes a fault, whose docstring begins with what must hold.
 
     The function takes an empty folder, the number of cases and a source of random numbers. It raises AssertionError,
     naming the case, if something does not hold, and returns figures for results/faults/faults.json.
