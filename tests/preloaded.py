@@ -20,6 +20,7 @@ _NAMES = (
     *("torch._dynamo", "torch.nn.attention.bias"),
     *("baselines.lstm", "baselines.transformer_xl", "baselines.wavenet_cached"),
     *("recipes.cli", "waveform.cli", "waveform.kernels.decoder", "waveform.verbs.compare", "waveform.verbs.demo"),
+    "tests.calling",
 )
 for _name in _NAMES:
     try:

@@ -32,18 +32,6 @@ _STEPS = 12
 KINDS = ("loss", "state", "gradient")
 
 
-class _BadGradient(torch.autograd.Function):
-    """Passes values on; its gradients are not finite."""
-
-    @staticmethod
-    def forward(ctx: Any, nll: Tensor) -> Tensor:
-        return nll.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * math.nan
-
-
 def poisoned_tokens(path: Path, source: random.Random) -> tuple[str, int]:
     """Write utterances, one of them poisoned; return that utterance's name and the poison's position in it."""
     lengths = [source.randrange(20, 80) for _ in range(10)]
@@ -64,7 +52,9 @@ def plant(learner: TokenLearner, kind: str) -> None:
         value, poisoned = nll(hidden, targets), targets == POISON
         if kind == "loss":
             return torch.where(poisoned, math.inf, value)
-        return _BadGradient.apply(value) if kind == "gradient" and poisoned.any() else value
+        if kind == "gradient" and poisoned.any():
+            value.register_hook(lambda gradient: gradient * math.nan)
+        return value
 
     learner.model.head.nll = bad_nll
     if kind == "state":
@@ -100,7 +90,10 @@ def _reference(trainer: Trainer, bad: dict[int, list[int]], kind: str) -> dict[s
         if learner.step not in bad:
             learner.update()
             continue
-        learner.tokens_seen += _read_only(learner)
+        chunk = learner.stream.next_chunk()
+        learner.accumulate_gradients([chunk])
+        learner.optimiser.zero_grad(set_to_none=True)
+        learner.tokens_seen += chunk.num_scored
         rows = torch.zeros(4, dtype=torch.bool)
         rows[bad[learner.step] if kind != "gradient" else []] = True
         learner.state = reset_rows(learner.state, learner.fresh, rows)
@@ -108,21 +101,15 @@ def _reference(trainer: Trainer, bad: dict[int, list[int]], kind: str) -> dict[s
     return everything(trainer)
 
 
-def _read_only(learner: TokenLearner) -> int:
-    chunk = learner.stream.next_chunk()
-    learner.accumulate_gradients([chunk])
-    learner.optimiser.zero_grad(set_to_none=True)
-    return chunk.num_scored
-
-
 def train(trainer: Trainer) -> tuple[str, str]:
     """Train; return what was printed and the error that ended it, if any."""
+    error = ""
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         try:
             trainer.run()
-        except Diverged as error:
-            return printed.getvalue(), str(error)
-    return printed.getvalue(), ""
+        except Diverged as diverged:
+            error = str(diverged)
+    return printed.getvalue(), error
 
 
 def trainer_of(case: dict[str, Any], run: Path, world: World | None = None, **more: Any) -> Trainer:
@@ -171,8 +158,7 @@ def stop_and_skip(case: dict[str, Any], folder: Path, world: World) -> dict[str,
     assert (rest.learner.step, rest.learner.finite.skipped) == (case["cut"], case["cut"] - case["first"])
     train(rest)
     assert_bitwise_equal(everything(rest), whole)
-    finite = skipping.learner.finite
-    skipped = (finite.skipped, finite.consecutive_skips)
+    skipped = (skipping.learner.finite.skipped, skipping.learner.finite.consecutive_skips)
     return {"stopped": stopped, "steps": steps, "reset": reset, "printed": printed, "skipped": skipped, **whole}
 
 
@@ -247,14 +233,11 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     return len(bad)
 
 
-@fault(
-    "loss that is not finite",
-    "training stops, names step, row and utterance, and keeps the last good checkpoint; or it skips exactly that "
-    "step's update, and resumes bit for bit",
-    short=9,
-    long=200,
-)
+@fault("loss that is not finite", short=9, long=200)
 def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: training stops, names step, row and utterance, and keeps the last good checkpoint; or it skips exactly
+    that step's update, and resumes bit for bit.
+    """
     kinds, skipped = [(n, k) for k in KINDS for n in ("compressive_transformer", "transformer_xl", "wavenet")], 0
     for case in range(cases):
         name, kind = kinds[case % len(kinds)]
@@ -267,19 +250,16 @@ def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
     return {"skipped_steps": skipped}
 
 
-@fault(
-    "loss or weights not finite for good",
-    "skipping ends at once if the weights are bad, else after train.max_skipped steps; bad weights are never saved",
-    short=4,
-    long=50,
-)
+@fault("loss or weights not finite for good", short=4, long=50)
 def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
-    """Weights, or all losses, that are not finite from some step on: skipping gives up, and what is saved is good."""
+    """Must hold: skipping ends at once if the weights are bad, else after train.max_skipped steps; bad weights are
+    never saved.
+    """
     poisoned_tokens(folder / "shard", source)
     case: dict[str, Any] = {"model": ("compressive_transformer", "conv"), "tokens": folder / "shard", "rank": 0}
     case["options"] = {"max_steps": 50, "checkpoint_every": 1}
     for number in range(cases):
-        case |= {"kind": "losses" if number % 2 else "weights"}
+        case["kind"] = "losses" if number % 2 else "weights"
         case |= {"at": source.randrange(1, 5), "limit": source.randrange(1, 5)}
         check_given_up(case, [give_up(case, folder / str(number), World())], folder / str(number))
     return {}

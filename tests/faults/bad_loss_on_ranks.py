@@ -24,6 +24,10 @@ from waveform.engine import checkpoint, token_learner
 from waveform.ranks.distributed import World
 
 _ROWS, _STEPS = 4, 6
+_OPTIONS = {
+    **{"dtype": torch.float64, "batch_size": _ROWS, "max_steps": _STEPS, "decay_steps": _STEPS},
+    **{"keep_checkpoints": 2 * _STEPS, "evaluate_tokens": 0, "update_period_from": 4},
+}
 _MODELS = [
     ("compressive_transformer", "conv-ragged"),
     ("transformer_xl", "pre"),
@@ -42,9 +46,8 @@ def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str
         return scores._replace(nll=scores.nll * torch.inf) if next(windows) == 2 and rank == bad_rank else scores
 
     token_learner.score_window = scored
-    arguments = ["train", folder / "audio", folder / "run", *SETTINGS, "train.checkpoint_every=1"]
-    outcome = call(main, arguments)
-    return outcome.code, outcome.err
+    code, _, printed = call(main, ["train", folder / "audio", folder / "run", *SETTINGS, "train.checkpoint_every=1"])
+    return code, printed
 
 
 def _rank(cases: list[dict[str, Any]], bad_rank: int, world: World, folder: Path) -> None:
@@ -58,31 +61,23 @@ def _rank(cases: list[dict[str, Any]], bad_rank: int, world: World, folder: Path
 def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]:
     """Plan cases of every kind, with and without sharding, each of which meets its poison."""
     kinds = [(kind, how) for how in ("none", "fsdp") for kind in (*bad_loss.KINDS, "losses", "weights")]
-    cases: list[dict[str, Any]] = []
-    for attempt in itertools.count():
-        if len(cases) == num:
-            return cases
+    cases, attempts = [], itertools.count()
+    while len(cases) < num:
         kind, how = kinds[(len(cases) * 7) % len(kinds)]  # 7: so that even a few cases have both ways of sharding
         name, fields = source.choice(_MODELS)
         if kind == "state" and name == "wavenet":
             name, fields = _MODELS[0]  # WaveNet embeds by a convolution
-        shard = folder / f"tokens_{attempt}"
+        shard = folder / f"tokens_{next(attempts)}"
         utterance, position = bad_loss.poisoned_tokens(shard, source)
         case: dict[str, Any] = {"model": (name, fields), "kind": kind, "tokens": shard, "utterance": utterance}
         case["late"] = source.random() < 0.3
         case["options"] = {
-            "dtype": torch.float64,
+            **_OPTIONS,
             "state": source.choice(["utterance", "carry", "chunk"]),
             "sharding": how,
-            "batch_size": _ROWS,
-            "max_steps": _STEPS,
             "checkpoint_every": source.randrange(2, 5),
             "log_every": source.randrange(1, 4),
-            "keep_checkpoints": 2 * _STEPS,
-            "evaluate_tokens": 0,
-            "decay_steps": _STEPS,
             "update_period": source.choice([1, 1, 2]),
-            "update_period_from": 4,
             "unroll": 2 if fields == "conv-no-loss" else 1,
         }
         if kind in bad_loss.KINDS:
@@ -91,45 +86,38 @@ def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]
             if not case["bad"]:
                 continue
             case["first"] = min(_updates(case))
-            case["cut"] = _next_update(case["options"], case["first"])
+            case["cut"] = dict(_all_updates(case))[case["first"]]
         else:
             case |= {"limit": source.randrange(1, 4), "at": source.randrange(1, 4), "rank": source.randrange(2)}
             case["options"] |= {"update_period": 1, "checkpoint_every": 1}
         cases.append(case)
-    raise AssertionError
+    return cases
 
 
-def _next_update(options: dict[str, Any], step: int) -> int:
-    return step + (options["update_period"] if step >= options["update_period_from"] else 1)
+def _all_updates(case: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return the steps before and after each update of a case."""
+    found, options = [(0, 0)], case["options"]
+    while (at := found[-1][1]) < _STEPS:
+        found.append((at, at + (options["update_period"] if at >= options["update_period_from"] else 1)))
+    return found[1:]
 
 
 def _updates(case: dict[str, Any]) -> dict[int, list[int]]:
     """Return a case's updates that contain bad steps, by the step before each, with their bad rows."""
-    found: dict[int, list[int]] = {}
-    step = 0
-    while step < _STEPS:
-        after = _next_update(case["options"], step)
-        rows = sorted({row for each in range(step, after) for row in case["bad"].get(each, ())})
-        if rows:
-            found[step] = rows
-        step = after
-    return found
+    bad = case["bad"]
+    rows = {at: {row for step in range(at, after) for row in bad.get(step, ())} for at, after in _all_updates(case)}
+    return {at: sorted(of) for at, of in rows.items() if of}
 
 
 def _last_saved(case: dict[str, Any], step: int) -> int:
     """Return the step of the last checkpoint of a run that came to `step`."""
-    at = saved = 0
-    while at < step:
-        after, every = _next_update(case["options"], at), case["options"]["checkpoint_every"]
-        saved = after if after // every > at // every else saved
-        at = after
-    return saved
+    every = case["options"]["checkpoint_every"]
+    return max((after for at, after in _all_updates(case) if after <= step and after // every > at // every), default=0)
 
 
 def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, Any], folder: Path) -> int:
     """Check that two ranks did what one process does; return how many updates were skipped."""
-    bad, name, each = _updates(case), f"{case}", _ROWS // 2
-    first = min(bad)
+    bad, name, each, first = _updates(case), f"{case}", _ROWS // 2, case["first"]
     kept = checkpoint.newest(folder / "stop")
     assert (kept.step if kept else 0) == _last_saved(case, first), (name, kept)
     bad_loss.check_finite(kept)
@@ -159,10 +147,8 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
 
     # One process continues from what two saved right after the skipped step.
     one = folder / "one"
-    shutil.copytree(folder / "parts", one)
-    for later in (one / "checkpoints").glob("step_*"):
-        if int(later.name.removeprefix("step_")) > case["cut"]:
-            shutil.rmtree(later)
+    later = [f"step_{step:08d}" for step in range(case["cut"] + 1, _STEPS + 1)]
+    shutil.copytree(folder / "parts", one, ignore=shutil.ignore_patterns(*later))
     with contextlib.redirect_stderr(io.StringIO()):  # rows are dealt anew
         resumed = bad_loss.poisoned(case, one, on_nonfinite="skip")
     assert resumed.learner.step == case["cut"] and resumed.learner.finite.skipped > 0, name
@@ -171,14 +157,11 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
     return len(bad)
 
 
-@fault(
-    "loss that is not finite on one rank of two",
-    "both ranks stop, or skip, at the same step, with and without sharding; the rank that read it names row and "
-    "utterance; the weights stay equal and are those of one process; a resumed job equals an uncut one bit for bit",
-    short=3,
-    long=60,
-)
+@fault("loss that is not finite on one rank of two", short=3, long=60)
 def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: both ranks stop, or skip, at the same step, with and without sharding; the rank that read it names row
+    and utterance; the weights stay equal and are those of one process; a resumed job equals an uncut one bit for bit.
+    """
     cases = _plan(folder, num, source)
     job = folder / "job"
     job.mkdir()

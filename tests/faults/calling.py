@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import torch
+
 _BESIDES = ("warning: ", "note: ", "resumed at step ", "step ")
 
 
@@ -24,11 +26,15 @@ class Outcome(NamedTuple):
     out: str
     err: str
 
-    @property
-    def is_one_line_error(self) -> bool:
-        """Whether it refused as it should: exit code 2 and one line, besides warnings, notes and the like."""
+    def refused(self, context: str) -> bool:
+        """Whether it refused as it should: exit code 2 and one line, besides warnings, notes and the like.
+
+        Raises AssertionError, with `context`, if it failed in another way.
+        """
         lines = [line for line in self.err.splitlines() if not line.startswith(_BESIDES)]
-        return self.code == 2 and len(lines) == 1 and "Traceback" not in self.err
+        is_one_line = self.code == 2 and len(lines) == 1 and "Traceback" not in self.err
+        assert self.code == 0 or is_one_line, f"no single line of code 2 but {self.code}: {context}\n{self.err[-3000:]}"
+        return is_one_line
 
 
 @contextlib.contextmanager
@@ -53,6 +59,7 @@ def call(main: Callable[[Sequence[str]], int], arguments: Sequence[str | Path], 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     code: int | None = None
+    torch.set_num_threads(1)  # results depend on it, and the previous command may have changed it
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             with time_limit(seconds):
@@ -62,6 +69,13 @@ def call(main: Callable[[Sequence[str]], int], arguments: Sequence[str | Path], 
         except BaseException:
             traceback.print_exc(file=err)
     return Outcome(code, _text(out), _text(err))
+
+
+def must_work(main: Callable[[Sequence[str]], int], arguments: Sequence[str | Path], *, seconds: float = 60) -> Outcome:
+    """The same, of a command that must succeed."""
+    outcome = call(main, arguments, seconds=seconds)
+    assert outcome.code == 0, outcome.err
+    return outcome
 
 
 def _text(stream: io.TextIOWrapper) -> str:

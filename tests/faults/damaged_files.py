@@ -1,20 +1,16 @@
 """Damage to every file of a run and of its data set, before every command that reads them.
 
-What must hold: one line names the file, or a warning names it and the previous checkpoint is used. If the command
-succeeds, it gives exactly what it gives without the damage. No traceback, no figures from changed bytes.
+If a command succeeds, it must give exactly what it gives without the damage, or from the previous checkpoint.
 """
 
 import json
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 import yaml
 
 from recipes.cli import main as recipes
@@ -24,53 +20,44 @@ from tests.faults.fault import fault
 from tests.faults.small_runs import AGENT_SETTINGS, SETTINGS, TEXT_SETTINGS, restored, whole
 from waveform.cli import main as waveform
 
-_SLOW_S = 60.0  # for a command that takes tenths of a second on whole files
-_MAX_MB = 1500.0
 
-
-@dataclass(frozen=True)
-class Reader:
+class Reader(NamedTuple):
     """A command that reads files of a run or its data, and what to compare of what it made."""
 
     main: Callable[[Sequence[str]], int]
     command: str  # P/ stands for the place
-    made: Callable[[Path], Any] | None  # None: it prints
+    made: Callable[[Path, Outcome], Any]
     reads: tuple[str, ...]  # names of the folders whose files it reads
     share: float = 1.0  # of its cases that are made; below 1 if it is slow and reads as another command does
 
     def run(self, place: Path) -> Outcome:
         words = [place / word[2:] if word.startswith("P/") else word for word in self.command.split()]
-        return call(self.main, words, seconds=_SLOW_S)
-
-    def result(self, place: Path, outcome: Outcome) -> Any:
-        return outcome.out if self.made is None else self.made(place)
+        return call(self.main, words)
 
 
 _SPEEDS = ("train_seconds", "train_tokens_per_second", "sampling_tokens_per_second", "state_reuse")
 
 
-def _figures(place: Path) -> Any:
-    def without(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: without(item) for key, item in value.items() if key not in _SPEEDS}
-        return [without(item) for item in value] if isinstance(value, list) else value
+def _figures(place: Path, outcome: Outcome) -> Any:
+    def without_speeds(figures: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in figures.items() if name not in _SPEEDS}
 
-    return without(json.loads((place / "figures.json").read_text()))
+    return json.loads((place / "figures.json").read_text(), object_hook=without_speeds)
 
 
-def _sounds(place: Path) -> dict[str, bytes | None]:
+def _printed(place: Path, outcome: Outcome) -> str:
+    return outcome.out
+
+
+def _out(place: Path, outcome: Outcome) -> dict[str, bytes | None]:
     return content(place / "out")
 
 
-def _picture(place: Path) -> bytes:
-    return (place / "e.gif").read_bytes()
-
-
-def _data_bytes(place: Path) -> dict[str, bytes | None]:
+def _data_bytes(place: Path, outcome: Outcome) -> dict[str, bytes | None]:
     return {name: held for name, held in content(place / "data").items() if not name.startswith(".")}
 
 
-def _last_weights(place: Path) -> dict[str, bytes]:
+def _last_weights(place: Path, outcome: Outcome) -> dict[str, bytes]:
     folder = place / "run" / "checkpoints" / "step_00000006"
     return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("model", "optimiser", "rank_0")}
 
@@ -80,7 +67,7 @@ _BOTH = ("run", "data")
 READERS = {
     "speech": [
         Reader(waveform, "evaluate P/run --json P/figures.json", _figures, _BOTH),
-        Reader(waveform, "sample P/run --out P/out --seconds 0.002", _sounds, ("run",)),
+        Reader(waveform, "sample P/run --out P/out --seconds 0.002", _out, ("run",)),
         Reader(waveform, "analyse P/run --tokens 400 --json P/figures.json", _figures, _BOTH, 0.15),
         Reader(waveform, "compare P/run --json P/figures.json", _figures, _BOTH, 0.1),
         Reader(waveform, f"train P/data P/run {' '.join(SETTINGS)} {_TO_6}", _last_weights, _BOTH),
@@ -88,29 +75,27 @@ READERS = {
     ],
     "text": [
         Reader(recipes, "evaluate P/run --json P/figures.json", _figures, _BOTH),
-        Reader(recipes, "sample P/run --prompt kaka --tokens 20", None, _BOTH),
+        Reader(recipes, "sample P/run --prompt kaka --tokens 20", _printed, _BOTH),
         Reader(recipes, f"train P/data P/run preset=smoke {' '.join(TEXT_SETTINGS)} {_TO_6}", _last_weights, _BOTH),
     ],
     "agent": [
         Reader(recipes, "evaluate P/run --episodes 2 --json P/figures.json", _figures, ("run",)),
-        Reader(recipes, "play P/run --gif P/e.gif --steps 5", _picture, ("run",), 0.5),
+        Reader(recipes, "play P/run --gif P/out/e.gif --steps 5", _out, ("run",), 0.5),
         Reader(recipes, f"train object_matching P/run {' '.join(AGENT_SETTINGS)} {_TO_6}", _last_weights, ("run",)),
     ],
 }
 
 
 def _flip(content: bytes, rng: random.Random) -> bytes:
-    start = rng.randrange(len(content))
-    length = rng.choice([1, 1, 1, 2, 8, 64])
-    changed = bytearray(content)
+    start, length, changed = rng.randrange(len(content)), rng.choice([1, 1, 1, 2, 8, 64]), bytearray(content)
     for i in range(start, min(start + length, len(content))):
         changed[i] ^= rng.randrange(1, 256)
     return bytes(changed)
 
 
 def _flip_bit(content: bytes, rng: random.Random) -> bytes:
-    position = rng.randrange(len(content))
-    return content[:position] + bytes([content[position] ^ 1 << rng.randrange(8)]) + content[position + 1 :]
+    at = rng.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
 
 
 def _zero(content: bytes, rng: random.Random) -> bytes:
@@ -164,9 +149,8 @@ def other_value(path: Path, rng: random.Random) -> bytes:
     if path.suffix == ".json":
         return json.dumps(_replace_value(json.loads(content), rng)).encode()
     if path.suffix == ".yaml":
-        return yaml.safe_dump(_replace_value(yaml.safe_load(content), rng), allow_unicode=True).encode(
-            errors="surrogatepass"
-        )
+        replaced = _replace_value(yaml.safe_load(content), rng)
+        return yaml.safe_dump(replaced, allow_unicode=True).encode(errors="surrogatepass")
     if path.suffix == ".jsonl":
         lines = content.splitlines(keepends=True)
         where = rng.randrange(len(lines))
@@ -210,20 +194,14 @@ def damageable(folder: Path) -> list[Path]:
     )
 
 
-def _names(text: str, path: Path) -> bool:
-    """Whether a message tells the user which file is meant."""
-    return str(path) in text or (not path.is_file() and str(path.parent) in text)
-
-
 def _judge(reader: Reader, kind: str, target: Path, outcome: Outcome, what: str) -> str:
     """Return how it went; raise AssertionError if it went wrong."""
-    context, is_named = f"{reader.command}: {what}\n{outcome.err}", _names(outcome.err, target)
-    assert outcome.code is not None, f"traceback\n{context}"
-    if outcome.code != 0:
-        assert outcome.is_one_line_error, f"no single line of code 2\n{context}"
+    context = f"{reader.command}: {what}\n{outcome.err}"
+    is_named = str(target) in outcome.err or (not target.is_file() and str(target.parent) in outcome.err)
+    if outcome.refused(context):
         assert is_named, f"the file is not named\n{context}"
         return "refused"
-    got = reader.result(whole(kind), outcome)
+    got = reader.made(whole(kind), outcome)
     if got == _expected(reader, kind):
         # From the previous checkpoint, training comes to the same weights.
         return "warned, same result" if is_named else "no difference"
@@ -235,24 +213,20 @@ def _judge(reader: Reader, kind: str, target: Path, outcome: Outcome, what: str)
 
 @cache
 def _expected(reader: Reader, kind: str, *, newest: bool = True) -> Any:
-    """Return what the command makes of whole files, or of the checkpoint before the newest; it may be slow."""
+    """Return what the command makes of whole files, or of the checkpoint before the newest."""
     work = restored(kind)
     if not newest:
         (work / "run" / "checkpoints" / "step_00000004" / "complete.json").write_bytes(b"")
-    torch.set_num_threads(1)
     outcome = reader.run(work)
     assert outcome.code == 0, outcome.err
-    return reader.result(work, outcome)
+    return reader.made(work, outcome)
 
 
-@fault(
-    "damaged files",
-    "an error names the file, or a warning does and the previous checkpoint is used; no traceback, no silent use",
-    short=40,
-    long=1000,
-)
+@fault("damaged files", short=40, long=1000)
 def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Try every command on every file in turn, each damaged in a different way."""
+    """Must hold: an error names the file, or a warning does and the previous checkpoint is used; no traceback, no
+    silent use.
+    """
     pairs = [
         (kind, reader, path.relative_to(place))
         for kind, readers in READERS.items() for place in [restored(kind)] for reader in readers
@@ -263,20 +237,14 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         taken = [pair for pair in pairs if rng.random() < pair[1].share]
         chosen += rng.sample(taken, len(taken))
     outcomes: Counter[str] = Counter()
-    slowest, memory_before = 0.0, forget_peak_memory()
-    for case in range(cases):
-        kind, reader, path = chosen[case]
+    memory_before = forget_peak_memory()
+    for case, (kind, reader, path) in enumerate(chosen[:cases]):
         work = restored(kind)
         what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
-        torch.set_num_threads(1)  # results depend on it, and the previous command may have changed it
-        began = time.perf_counter()
-        outcome = reader.run(work)
-        slowest = max(slowest, time.perf_counter() - began)
-        outcomes[_judge(reader, kind, work / path, outcome, what)] += 1
-        assert peak_memory_mb() - memory_before < _MAX_MB, f"{peak_memory_mb()} MB\n{what}"
+        outcomes[_judge(reader, kind, work / path, reader.run(work), what)] += 1
+        assert peak_memory_mb() - memory_before < 1500, f"{peak_memory_mb()} MB\n{what}"
     return {
         "files_and_commands": len(pairs),
         "outcomes": dict(sorted(outcomes.items())),
-        "slowest_s": round(slowest, 2),
         "memory_grown_mb": round(peak_memory_mb() - memory_before),
     }

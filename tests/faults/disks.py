@@ -3,6 +3,8 @@
 import ctypes
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
@@ -23,7 +25,7 @@ class SmallDisk:
 
     def __init__(self, place: Path, *, pages: int | None, inodes: int | None = None) -> None:
         place.mkdir()
-        self.folder, self._place = place, os.fsencode(place)
+        self._place = os.fsencode(place)
         try:
             _own_mounts()
             size = "size=1g" if pages is None else f"size={pages * PAGE}"
@@ -47,16 +49,14 @@ class SmallDisk:
         return "the disk is full; free some space" if self.kind == "tmpfs" else "exceed the size limit"
 
 
-def cover_read_only(folder: Path) -> None:
-    """Make every path into `folder` read-only. Works only if a tmpfs could be mounted."""
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Every path into `folder` is read-only meanwhile. Works only if a tmpfs could be mounted."""
     place = os.fsencode(folder)
     _libc("mount", place, place, None, _BIND, None)
     _libc("mount", None, place, None, _BIND | _REMOUNT | _READ_ONLY, None)
-
-
-def uncover(folder: Path) -> None:
-    """Undo `cover_read_only`."""
-    _libc("umount2", os.fsencode(folder), _DETACH)
+    yield
+    _libc("umount2", place, _DETACH)
 
 
 def _own_mounts() -> None:

@@ -1,7 +1,7 @@
 """Kills processes at chosen points, many of them for the price of one import, because they are forked from one server.
 
-`in_server` runs a fault in a process that has imported torch but computed nothing yet; the fault forks a child for each
-case. In a child, every lasting change of the disk is a point at which it can be made to die.
+A fault that is called `in_server` forks a child for each case. In a child, every lasting change of the disk is a point
+at which it can be made to die.
 """
 
 import builtins
@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -17,46 +18,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.faults import forkserver
-
-ROOT = Path(__file__).parents[2]
 Process: TypeAlias = "subprocess.Popen[str]"
 TIMEOUT_S = 120.0  # of one child: a hang is a failure
 
 
-def in_server(
-    work: Callable[[Path, int, random.Random], dict[str, Any]], folder: Path, cases: int, rng: random.Random
-) -> dict[str, Any]:
-    """Run `work` in a new process, from which cases can be forked, and return its figures.
-
-    Raises AssertionError if it failed.
-    """
-    place = folder / "server"
-    place.mkdir()
-    printed = forkserver.run(
-        _serve, work, place, cases, rng.randrange(10**6), output=folder / "server.log", timeout_s=None, daemon=False
-    )
-    figures: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return figures
-
-
-def _serve(work: Callable[[Path, int, random.Random], dict[str, Any]], folder: Path, cases: int, seed: int) -> None:
-    # A shell's background job ignores SIGINT, under nohup SIGHUP too; programs started here would inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    print(json.dumps(work(folder, cases, random.Random(seed))), flush=True)
-
-
 class Points:
-    """Counts the points at which a child can be killed, and sends it signals at given ones."""
+    """Counts the points at which a child can be killed, and sends it signals at given ones (point -> signal)."""
 
     def __init__(self, signals: Mapping[int, int] | None = None) -> None:
-        """signals: point -> signal to send there."""
         self._signals = signals or {}
         self.seen: list[str] = []
         self.enabled = True
@@ -75,7 +51,7 @@ class Points:
     def install(self) -> None:
         """Make a point of everything that this process does to the disk, and of every half-written file."""
         for name in ("replace", "rename", "unlink", "mkdir", "rmdir"):
-            self._wrap(os, name)
+            before(os, name, partial(self._touch, name))
         fsync = os.fsync
 
         def sync(descriptor: int) -> None:
@@ -86,25 +62,12 @@ class Points:
             fsync(descriptor) if path.is_dir() else None  # what was written survives a kill, if not a power cut
 
         os.fsync = sync
-        for module in (io, builtins):
-            self._wrap_open(module)
-
-    def _wrap(self, module: Any, name: str) -> None:
-        real = getattr(module, name)
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self.point(f"{name} {Path(os.fsdecode(args[0])).name}")
-            return real(*args, **kwargs)
-
-        setattr(module, name, step)
-
-    def _wrap_open(self, module: Any) -> None:
-        real = module.open
+        real = open
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             result = real(file, mode, *args, **kwargs)
             if not isinstance(file, int) and mode[0] in "wax":
-                self.point(f"open {Path(os.fsdecode(file)).name}")
+                self._touch("open", file)
                 if mode[0] == "a":  # such a file is not synced, so half of it is written here
                     write = result.write
 
@@ -113,24 +76,27 @@ class Points:
                             write(text[: len(text) // 2])
                             result.flush()
 
-                        self.point(f"half a line of {Path(os.fsdecode(file)).name}", cut)
+                        self._touch("half a line of", file, before_death=cut)
                         return int(write(text))
 
                     result.write = half
             return result
 
-        module.open = opened
+        io.open = builtins.open = opened
+
+    def _touch(self, how: str, file: Any, *_: Any, before_death: Callable[[], None] | None = None) -> None:
+        self.point(f"{how} {Path(os.fsdecode(file)).name}", before_death)
 
 
 Work: TypeAlias = Callable[[Points], int | None]  # what a child does; it may make more points
 
 
-def before(owner: Any, name: str, action: Callable[[], Any]) -> None:
-    """Make `action` happen before every call of a function, in this process."""
+def before(owner: Any, name: str, action: Callable[..., Any]) -> None:
+    """Make `action` happen, with the same arguments, before every call of a function, in this process."""
     real = getattr(owner, name)
 
     def acting(*arguments: Any, **options: Any) -> Any:
-        action()
+        action(*arguments)
         return real(*arguments, **options)
 
     setattr(owner, name, acting)
@@ -185,50 +151,33 @@ def undisturbed(work: Work, log: Path) -> list[str]:
     return points_in(log)
 
 
-def wait(child: int, *, timeout_s: float = TIMEOUT_S) -> int:
+def wait(child: int) -> int:
     """Return a child's exit code, or minus its signal's number. If it hangs, kill it and raise AssertionError."""
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.001
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise AssertionError(f"a process did not end within {timeout_s:g} s")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.02)
+    with open(os.pidfd_open(child)) as process:
+        in_time, _, _ = select.select([process], [], [], TIMEOUT_S)
+    if not in_time:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert in_time, f"a process did not end within {TIMEOUT_S:g} s"
+    return os.waitstatus_to_exitcode(status)
 
 
 def spread(points: list[str], cases: int, rng: random.Random) -> list[int]:
     """Choose `cases` of the points (all if there are fewer), with as many different labels as possible."""
     order = list(range(len(points)))
     rng.shuffle(order)
-    seen: dict[str, int] = {}
-    ranked = []
+    seen, rank = Counter(), {}
     for index in order:
-        seen[points[index]] = seen.get(points[index], 0) + 1
-        ranked.append((seen[points[index]], index))
-    ranked.sort(key=lambda entry: entry[0])
-    return sorted(index for _, index in ranked[:cases])
+        seen[points[index]] += 1
+        rank[index] = seen[points[index]]
+    return sorted(sorted(order, key=rank.__getitem__)[:cases])
 
 
-def names_under(folder: Path, *, skip: Callable[[Path], bool]) -> set[str]:
-    """Return the relative names of everything under a folder except what is to be skipped."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not skip(path)}
-
-
-def start(command: list[str], **environment: str) -> Process:
+def start(command: Sequence[str | Path]) -> Process:
     """Start a real process of this Python, with one thread, in a new session; one pipe carries its output."""
-    return subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
-        start_new_session=True,
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *command], env=env, start_new_session=True, **pipes)
 
 
 def children(pid: int, *, of: str = "") -> list[int]:
@@ -242,9 +191,9 @@ def children(pid: int, *, of: str = "") -> list[int]:
     return found
 
 
-def wait_for(look: Callable[[], Any], what: str = "it never happened", *, timeout_s: float = TIMEOUT_S) -> Any:
+def wait_for(look: Callable[[], Any], what: str = "it never happened") -> Any:
     """Return what `look` returns once that is true. Raises AssertionError with `what` if it never is."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + TIMEOUT_S
     while not (found := look()):
         assert time.monotonic() < deadline, what
         time.sleep(0.005)

@@ -3,10 +3,11 @@
 import multiprocessing
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.preloaded"])
@@ -38,18 +39,11 @@ def run(
 
 
 def _child(function: Callable[..., Any], arguments: Sequence[Any], output: Path) -> None:
-    import torch
-
     torch.set_num_threads(1)
     descriptor = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
-    try:
-        function(*arguments)
-    except SystemExit:
-        raise
-    except BaseException:
-        sys.stdout.flush()  # before the traceback: it ends with the case that failed
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    sys.stdout.reconfigure(
+        line_buffering=True
+    )  # so that a traceback comes after it, and ends with the case that failed
+    function(*arguments)

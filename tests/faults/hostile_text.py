@@ -1,10 +1,5 @@
-"""Files that are not proper text, before every recipe's reader.
+"""Files that are not proper text, before every recipe's reader; a tokenizer of bytes must take them as they are."""
 
-What must hold: a file that a tokenizer takes byte for byte is taken as it is; any other is refused in one line that
-names it, and nothing is left behind. RAM and time do not depend on the length of a line or a word.
-"""
-
-import json
 import os
 import random
 import time
@@ -13,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.cli import main as recipes
-from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
+from tests.faults.calling import call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import fault
 from tests.recipes.corpus_files import sentences
 from waveform.engine.dataset import read_dataset
@@ -50,9 +45,13 @@ _NAMES = [
     "odd.txt", "caf\udce9.txt", "new\nline.txt", "größe-日本-🎵.txt", "-rf.txt", " blank .txt", "$(reboot).txt",
     "x" * 240 + ".txt", "\x1b[31m.txt",
 ]  # fmt: skip
-_LONGEST_FOR_SUBWORDS = 1 << 26
 _BYTE_TOKENS = ("folder", "enwik8")
 _WORD_FILES = {"wikitext103": "wiki.{}.tokens", "ptb": "ptb.{}.txt"}
+_RECIPES = ("folder", "folder by subwords", "enwik8", "text8", "wikitext103", "ptb", "pg19", "lm1b")
+_SETTINGS = {
+    "folder by subwords": ["corpus.tokens=subwords", "corpus.vocab_size=300"],
+    "pg19": ["corpus.vocab_size=300"],
+}
 
 
 def _place(recipe: str, folder: Path, name: str, odd: bytes) -> tuple[Path, Path]:
@@ -78,34 +77,25 @@ def _place(recipe: str, folder: Path, name: str, odd: bytes) -> tuple[Path, Path
     return source, folder / where
 
 
-_RECIPES = ("folder", "folder by subwords", "enwik8", "text8", "wikitext103", "ptb", "pg19", "lm1b")
-
-
-def _settings(recipe: str) -> list[str]:
-    settings = ["corpus.check=false"]
-    if recipe == "folder by subwords":
-        settings += ["corpus.tokens=subwords"]
-    if recipe in ("folder by subwords", "pg19"):
-        settings += ["corpus.vocab_size=300"]
-    return settings
-
-
-def _judge(recipe: str, path: Path, data: Path, outcome: Outcome, odd: bytes, case: str) -> str:
+def _prepared(recipe: str, source: Path, path: Path, case: str, *, seconds: float = 60) -> str:
+    """Prepare a source whose file `path` is odd; return what became of it."""
+    data = source.with_name(f"{source.name} data")
+    arguments = ["prepare", recipe.split()[0], source, data, "corpus.check=false", *_SETTINGS.get(recipe, ())]
+    outcome = call(recipes, arguments, seconds=seconds)
     context = f"{case}\n{outcome.err[-3000:]}"
-    assert outcome.code is not None, f"traceback: {context}"
-    if outcome.code == 0:
+    if not outcome.refused(case):
         dataset = read_dataset(data)
         if recipe in _BYTE_TOKENS:  # nothing may be lost
             count = sum(dataset.open_split(split).num_tokens for split in ("train", "valid", "test"))
             files = [path] if recipe == "enwik8" else list(path.parent.iterdir())
             assert count == sum(file.stat().st_size for file in files), context
         return "taken"
-    assert outcome.is_one_line_error and outcome.err.rstrip("\n").isprintable(), f"no single line: {context}"
+    assert outcome.err.rstrip("\n").isprintable(), f"no single line: {context}"
     name = os.path.basename(path).encode("utf-8", "backslashreplace").decode()
     escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in os.path.basename(path))
     split_is_empty = "split is empty" in outcome.err or "splitting by file takes" in outcome.err
     assert name in outcome.err or escaped in outcome.err or split_is_empty, f"the file is not named: {context}"
-    assert recipe not in _BYTE_TOKENS or not odd or split_is_empty, f"bytes are refused: {context}"
+    assert recipe not in _BYTE_TOKENS or not path.stat().st_size or split_is_empty, f"bytes are refused: {context}"
     assert not data.exists() and not list(data.parent.glob("*.partial")), f"something is left behind: {context}"
     return "refused"
 
@@ -118,34 +108,26 @@ def _long_line(folder: Path, num_bytes: int) -> dict[str, Any]:
             name = f"long {kind} {recipe}"
             source, path = _place(recipe, folder / name, "odd.txt", b"")
             # For any line, the library takes half a second per megabyte to learn and encode subwords.
-            length = min(num_bytes, _LONGEST_FOR_SUBWORDS) if "subwords" in recipe else num_bytes
+            length = min(num_bytes, 1 << 26) if "subwords" in recipe else num_bytes
             with open(path, "wb") as file:
                 for _ in range(length // (len(unit) * 100_000)):
                     file.write(unit * 100_000)
-            data = folder / f"{name} data"
             before, began = forget_peak_memory(), time.perf_counter()
-            command = ["prepare", recipe.split()[0], source, data, *_settings(recipe)]
-            outcome = call(recipes, command, seconds=60 + num_bytes / 200_000)
-            result = _judge(recipe, path, data, outcome, b"long", name)
-            grown = peak_memory_mb() - before
+            result = _prepared(recipe, source, path, name, seconds=60 + num_bytes / 200_000)
+            took, grown = f"{time.perf_counter() - began:.1f} s", peak_memory_mb() - before
             assert grown < 400, f"{name}: {grown} MB more"
-            figures[f"{recipe}, {length >> 20} MB, {kind}"] = [
-                result,
-                f"{time.perf_counter() - began:.1f} s",
-                f"{grown:.0f} MB more",
-            ]
+            figures[f"{recipe}, {length >> 20} MB, {kind}"] = [result, took, f"{grown:.0f} MB more"]
             path.unlink()
     return figures
 
 
-@fault(
-    "hostile text",
-    "taken as it is, or refused in one line that names the file; nothing is left behind; RAM does not grow with a line",
-    short=60,
-    long=400,
-)
+@fault("hostile text", short=60, long=400)
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Try every kind of odd text with every recipe, then long lines: 1 GB in the long form, 64 MB for subwords."""
+    """Must hold: taken as it is, or refused in one line that names the file; nothing is left behind; RAM does not grow
+    with a line.
+
+    Try every kind of odd text with every recipe, then long lines: 1 GB in the long form, 64 MB for subwords.
+    """
     pairs = [(recipe, odd) for recipe in _RECIPES for odd in _ODD]
     rng.shuffle(pairs)
     outcomes: Counter[str] = Counter()
@@ -157,10 +139,6 @@ def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             kind = f"a mixture, {odd[:60]!r}"
         name = rng.choice(_NAMES)
         source, path = _place(recipe, folder / str(i), name, odd)
-        data = folder / f"{i} data"
-        outcome = call(recipes, ["prepare", recipe.split()[0], source, data, *_settings(recipe)], seconds=60)
-        case = f"case {i}: {recipe}, {kind}, named {name!r}"
-        outcomes[f"{recipe}: {_judge(recipe, path, data, outcome, odd, case)}"] += 1
-        if outcome.code == 0:
-            json.loads((data / "dataset.json").read_bytes())
+        result = _prepared(recipe, source, path, f"case {i}: {recipe}, {kind}, named {name!r}")
+        outcomes[f"{recipe}: {result}"] += 1
     return {"outcomes": dict(sorted(outcomes.items())), **_long_line(folder, (1 << 30) if cases >= 300 else (1 << 20))}

@@ -3,7 +3,6 @@
 import random
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +23,28 @@ _ROWS = 8  # of preset=smoke
 _IN_PROCESSES = ["rl", "env=CartPole-v1", "env_processes=true"]
 
 
-def _train(run_dir: Path, recipe: Sequence[str]) -> None:
-    name, *settings = recipe
-    sys.exit(main(["train", name, str(run_dir), *_TRAIN, *settings]))
+def _train(run_dir: Path, recipe: str, *settings: str) -> None:
+    sys.exit(main(["train", recipe, str(run_dir), *_TRAIN, *settings]))
 
 
-def _to_the_end(run_dir: Path, recipe: Sequence[str]) -> dict[str, Any]:
+def _to_the_end(run_dir: Path, *recipe: str) -> dict[str, Any]:
     """Train, or continue, without a disturbance; return what the last checkpoint has."""
-    forkserver.run(_train, run_dir, recipe, output=run_dir.with_suffix(".log"), daemon=False)
+    forkserver.run(_train, run_dir, *recipe, output=run_dir.with_suffix(".log"), daemon=False)
     folder = run_dir / "checkpoints" / f"step_{_STEPS:08d}"
     return {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimiser", "rank_0")}
 
 
-@fault(
-    "agents killed while training, at any time",
-    "resumes; weights, optimiser, states and random numbers are those of an undisturbed run",
-    short=1,
-    long=40,
-)
+@fault("agents killed while training, at any time", short=1, long=40)
 def _kill_agents(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill training some time after a checkpoint, again and again until it ends by itself."""
-    recipe = ["object_matching"]
-    expected = _to_the_end(folder / "undisturbed", recipe)
+    """Must hold: resumes; weights, optimiser, states and random numbers are those of an undisturbed run."""
+    expected = _to_the_end(folder / "undisturbed", "object_matching")
     kills = runs = 0
     while kills < cases:
         run_dir, ended = folder / f"run_{runs}", False
         runs += 1
         while not ended and kills < cases:
             name = f"step_{3 * rng.randrange(1, _STEPS // 3):08d}"
-            process = forkserver.start(_train, run_dir, recipe, output=folder / "killed.log")
+            process = forkserver.start(_train, run_dir, "object_matching", output=folder / "killed.log")
             while process.is_alive() and not any(path.name >= name for path in run_dir.glob("checkpoints/step_*")):
                 time.sleep(0.002)
             process.join(rng.uniform(0, 0.1))
@@ -60,23 +52,18 @@ def _kill_agents(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]
             process.join()
             ended = process.exitcode == 0
             kills += not ended
-        assert same(_to_the_end(run_dir, recipe), expected), f"run {runs} is not the undisturbed one"
+        assert same(_to_the_end(run_dir, "object_matching"), expected), f"run {runs} is not the undisturbed one"
     return {"kills": kills, "runs": runs}
 
 
-@fault(
-    "an agent's environment or its training killed, each row in a process of its own",
-    "one line, no process is left, and the same command ends as an undisturbed run does",
-    short=2,
-    long=40,
-)
+@fault("an agent's environment or its training killed, each row in a process of its own", short=2, long=40)
 def _kill_environments(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Must hold: one line, no process is left, and the same command ends as an undisturbed run does."""
     pytest.importorskip("gymnasium")
-    expected = _to_the_end(folder / "undisturbed", _IN_PROCESSES)
+    expected, log = _to_the_end(folder / "undisturbed", *_IN_PROCESSES), folder / "killed.log"
     for case in range(cases):
         run_dir = folder / f"run_{case}"
-        log = folder / "killed.log"
-        process = forkserver.start(_train, run_dir, _IN_PROCESSES, output=log, daemon=False)
+        process = forkserver.start(_train, run_dir, *_IN_PROCESSES, output=log, daemon=False)
         while not list(run_dir.glob("checkpoints/step_*")):
             assert process.is_alive(), log.read_text()
             time.sleep(0.02)
@@ -95,5 +82,5 @@ def _kill_environments(folder: Path, cases: int, rng: random.Random) -> dict[str
             assert process.exitcode == 0 or (process.exitcode == 1 and told), printed
         processes = [Path(f"/proc/{pid}") for pid in environments]
         forks.wait_for(lambda left=processes: not any(pid.exists() for pid in left), f"case {case}: processes are left")
-        assert same(_to_the_end(run_dir, _IN_PROCESSES), expected), f"run {case} is not the undisturbed one"
+        assert same(_to_the_end(run_dir, *_IN_PROCESSES), expected), f"run {case} is not the undisturbed one"
     return {"kills": cases}

@@ -9,21 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from recipes.verbs.prepare import prepare as prepare_text
+from tests.calling import write_tones
 from tests.content import content
 from tests.faults import forks
 from tests.faults.fault import fault
 from tests.faults.forks import Points
+from waveform.audio.corpus import groups
+from waveform.audio.corpus.prepare import prepare as prepare_audio
 
 Prepare = Callable[[Path], Any]
 
 
 def make_sources(folder: Path) -> dict[str, Prepare]:
     """Make a folder of audio and one of text; return the functions that prepare each into a given folder."""
-    from recipes.verbs.prepare import prepare as prepare_text
-    from tests.calling import write_tones
-    from waveform.audio.corpus import groups
-    from waveform.audio.corpus.prepare import prepare as prepare_audio
-
     groups._MIN_GROUP_BYTES = 15_000  # several shards of a few files
     for split, num in (("train", 8), ("valid", 2), ("test", 2)):
         write_tones(folder / "audio" / split, num=num, seconds=0.1)
@@ -39,21 +38,13 @@ def make_sources(folder: Path) -> dict[str, Prepare]:
     }
 
 
-@fault(
-    "killed while preparing",
-    "the next run ends with the same shards, manifest and splits; nothing is left over",
-    short=9,
-    long=150,
-    in_server=True,
-)
+@fault("killed while preparing", short=9, long=150, in_server=True)
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill at points of a preparation and at any time; audio at many more, and at any time three times in a row.
+    """Must hold: the next run ends with the same shards, manifest and splits; nothing is left over.
 
-    Each case has a separate folder.
+    Kill at points of a preparation and at any time; audio at many more, and at any time three times in a row.
     """
-    sources = make_sources(folder)
-    log = folder / "command.log"
-    figures: dict[str, Any] = {}
+    sources, log, figures = make_sources(folder), folder / "command.log", {}
     for number, (kind, prepare) in enumerate(sources.items()):
         place = folder / kind / "runs"
         place.mkdir(parents=True)
@@ -104,9 +95,9 @@ if __name__ == "__main__":
 """
 
 
-@fault("a worker killed while preparing", "one line, no hang; the next run continues", short=1, long=10, in_server=True)
+@fault("a worker killed while preparing", short=1, long=10, in_server=True)
 def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill one worker of a pool at any moment of its life: a clear error or a finished data set, but no hang."""
+    """Must hold: one line, no hang; the next run continues."""
     sources = make_sources(folder)
     sources["audio"](folder / "whole")
     expected = content(folder / "whole")
@@ -114,13 +105,11 @@ def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any
     num_reported = 0
     for case in range(cases):
         data_dir = folder / f"data_{case}"
-        command = [str(folder / "pool.py"), "prepare", str(folder / "audio"), str(data_dir), "data.num_workers=2"]
         print(f"worker killed, case {case}")
-        process = forks.start(command)
+        process = forks.start([folder / "pool.py", "prepare", folder / "audio", data_dir, "data.num_workers=2"])
         workers = forks.wait_for(lambda p=process: forks.children(p.pid, of="spawn_main"), "no worker came")
         time.sleep(rng.uniform(0, 3))
-        for worker in workers[:1]:
-            forks.kill_if_there(worker)
+        forks.kill_if_there(workers[0])
         printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
         assert process.returncode in (0, 2) and "Traceback" not in printed, (process.returncode, printed)
         if process.returncode == 2:

@@ -25,10 +25,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
 from waveform.system.machine import resident_bytes
 
-_SMALL = {
-    name: {field: int(size) for field, size in re.findall(r"(\w+)=(\d+)", sizes)} for name, sizes in SMALL.items()
-}
-_WAYS = [(name, way) for way in ("utterance", "chunk", "sample", "int8", "eager") for name in _SMALL]
+_WAYS = [(name, way) for way in ("utterance", "chunk", "sample", "int8", "eager") for name in SMALL]
 
 
 def _long(folder: Path, name: str, way: str, num_tokens: int) -> None:
@@ -42,8 +39,8 @@ def _long(folder: Path, name: str, way: str, num_tokens: int) -> None:
             now = resident_bytes()
             begin, most = begin or now, max(most, now)
 
-    model = build(name, vocab_size=256, **_SMALL[name])
-    assert isinstance(model, torch.nn.Module)
+    sizes = {field: int(size) for field, size in re.findall(r"(\w+)=(\d+)", SMALL[name])}
+    model = build(name, vocab_size=256, **sizes)
     model.eval().requires_grad_(False)
     (_evaluate if way in ("utterance", "chunk") else _sample)(folder, model, way, num_tokens, count)
     assert done == num_tokens
@@ -55,9 +52,8 @@ def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callab
     with ShardWriter(path, vocab_size=256) as writer:
         sizes = (min(1 << 16, num_tokens - start) for start in range(0, num_tokens, 1 << 16))
         writer.write("long", (rng.integers(0, 256, size, dtype=np.uint8) for size in sizes))
-    tokens, progress = TokenSet([Shard(path)], vocab_size=256), SimpleNamespace(update=count)
     config = EvaluateConfig(window=512, protocol=way, chunk=1024)
-    evaluate(model, tokens, config, progress=progress)
+    evaluate(model, TokenSet([Shard(path)], vocab_size=256), config, progress=SimpleNamespace(update=count))
 
 
 def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:
@@ -69,12 +65,13 @@ def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable
             wav.append(decode(block[0].to(torch.uint8)))
             count(block.shape[1])
 
-        options = {"vocab_size": 256, "num_streams": 1, "num_steps": num_tokens, "on_block": write}
-        sample(model, **options, config=SamplingConfig(int8=way == "int8"))
+        config = SamplingConfig(int8=way == "int8")
+        sample(model, vocab_size=256, num_streams=1, num_steps=num_tokens, on_block=write, config=config)
 
 
-@fault("long evaluation and sampling", "after a tenth of the samples, RAM stays flat within 1%", short=7, long=15)
+@fault("long evaluation and sampling", short=7, long=15)
 def _flat(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Must hold: after a tenth of the samples, RAM stays flat within 1%."""
     num_tokens = 10_000_000 if cases >= len(_WAYS) else 20_000
     growth = {}
     for case in range(cases):

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import waveform.verbs.evaluate
 from recipes.cli import main as text_main
 from tests.faults import forks, forkserver
-from tests.faults.calling import call
+from tests.faults.calling import call, must_work
 from tests.faults.fault import fault
 from tests.faults.full_disk import weights
 from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, write_audio, write_texts
@@ -26,6 +25,7 @@ from waveform.engine.token_learner import TokenLearner
 from waveform.engine.trainer import Trainer
 from waveform.ranks import distributed
 from waveform.ranks.distributed import World
+from waveform.speech import data
 
 _TIMEOUT_S = 4.0
 _PATIENCE_S = 10.0  # for the first rank at a barrier, instead of two hours
@@ -61,10 +61,8 @@ class _Plan(NamedTuple):
         os.kill(os.getpid(), signal.Signals[self.how])
 
 
-def _plant(plan: _Plan, action: Callable[[], None]) -> None:
-    import waveform.speech.data
-    import waveform.verbs.train
-
+def _plant(plan: _Plan, failing: Path) -> None:
+    """Have this process fail as planned; it makes the file `failing` first."""
     count = plan.count
     where: dict[str, tuple[Any, str, int]] = {
         "step": (TokenLearner, "reduce_gradients", count),
@@ -72,20 +70,26 @@ def _plant(plan: _Plan, action: Callable[[], None]) -> None:
         "evaluation": (evaluator.Tally, "result", 1 if plan.command == _EVALUATE else 1 + count % 2),
         "drawing": (Trainer, "_report", 1 + count % 2),
         "last barrier": (World, "barrier", _LAST_BARRIER + (plan.command == _AUDIO)),  # one after preparing
-        "preparing": (waveform.speech.data, "prepare", 1),
+        "preparing": (data, "prepare", 1),
     }
-    owner, name, count = where[plan.phase]
+    owner, name, at = where[plan.phase]
     calls = itertools.count(1)
-    forks.before(owner, name, lambda: action() if next(calls) == count else None)
+
+    def fail_once(*_: Any) -> None:
+        if next(calls) == at:
+            failing.touch()
+            plan.fail()
+
+    forks.before(owner, name, fail_once)
 
 
 def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
-    if command == _EVALUATE:
-        return ["evaluate", run, "--json", run.with_suffix(".json"), "--device", "cpu"]
     timeout = f"train.timeout_s={_TIMEOUT_S}"
-    if command == _AUDIO:
-        return ["train", place / "audio", run, *SETTINGS, timeout]
-    return ["train", place / "text_data", run, "preset=smoke", *TEXT_SETTINGS, timeout]
+    return {
+        _AUDIO: ["train", place / "audio", run, *SETTINGS, timeout],
+        _TEXT: ["train", place / "text_data", run, "preset=smoke", *TEXT_SETTINGS, timeout],
+        _EVALUATE: ["evaluate", run, "--json", run.with_suffix(".json"), "--device", "cpu"],
+    }[command]
 
 
 def _rank(rank: int, port: int, place: Path, run: Path, lost: int, plan: _Plan, folder: Path) -> None:
@@ -94,26 +98,19 @@ def _rank(rank: int, port: int, place: Path, run: Path, lost: int, plan: _Plan, 
         distributed._PATIENCE = timedelta(seconds=_PATIENCE_S)
     forks.become_rank(rank, of=2, port=port)
     if rank == lost:
-
-        def fail() -> None:
-            (folder / "failing").touch()
-            plan.fail()
-
-        _plant(plan, fail)
+        _plant(plan, folder / "failing")
     waveform.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # for which there is no setting
     code, _, lines = call(main if plan.command == _AUDIO else text_main, _arguments(plan.command, place, run))
     (folder / f"answer_{rank}.json").write_text(json.dumps([code, lines]))
     os._exit(0)  # without what gloo's threads do at an interpreter's end, which does not matter here
 
 
-def _job(folder: Path, place: Path, run: Path, lost: int, plan: _Plan) -> tuple[int, str]:
+def _job(folder: Path, place: Path, run: Path, lost: int, plan: _Plan) -> list[Any]:
     """Run two ranks, of which `lost` fails; return exit code and stderr of the other, which ended by itself in time."""
     port, failing, other = forks.free_port(), folder / "failing", 1 - lost
     folder.mkdir()
-    ranks = [
-        forkserver.start(_rank, rank, port, place, run, lost, plan, folder, output=folder / f"rank_{rank}.txt")
-        for rank in range(2)
-    ]
+    shared, logs = (port, place, run, lost, plan, folder), [folder / f"rank_{rank}.txt" for rank in range(2)]
+    ranks = [forkserver.start(_rank, rank, *shared, output=log) for rank, log in enumerate(logs)]
     try:
         ranks[other].join(60)
         ended = time.time()
@@ -126,26 +123,16 @@ def _job(folder: Path, place: Path, run: Path, lost: int, plan: _Plan) -> tuple[
         for process in ranks:
             process.kill()
             process.join()
-    code, printed = json.loads((folder / f"answer_{other}.json").read_text())
-    return code, printed
+    return json.loads((folder / f"answer_{other}.json").read_text())
 
 
-def _undisturbed(folder: Path, command: str, place: Path, run: Path) -> None:
-    """Run a job to its end; raise AssertionError if it fails."""
+def _undisturbed(folder: Path, command: str, place: Path, run: Path) -> Any:
+    """Run a job to its end; return what it made."""
     command_on_ranks("waveform" if command == _AUDIO else "recipes", _arguments(command, place, run), folder)
-
-
-def _outcome(command: str, run: Path) -> Any:
     if command != _EVALUATE:
         return weights(run)
     figures = json.loads(run.with_suffix(".json").read_text())
     return {name: value for name, value in figures.items() if name != "run"}
-
-
-def _prepare_text(place: Path) -> None:
-    write_texts(place / "text")
-    code, _, printed = call(text_main, ["prepare", "folder", place / "text", place / "text_data"])
-    assert code == 0, printed
 
 
 def _kinds() -> list[tuple[str, str, str]]:
@@ -161,27 +148,22 @@ def _kinds() -> list[tuple[str, str, str]]:
     return list(dict.fromkeys(kinds))
 
 
-@fault(
-    "a rank dies or hangs",
-    "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bit for bit",
-    short=2,
-    long=30,
-)
+@fault("a rank dies or hangs", short=2, long=30)
 def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
-    place = folder / "place"
-    place.mkdir()
+    """Must hold: the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends
+    bit for bit.
+    """
+    place, whole = folder / "place", folder / "runs"
+    kinds, expected = (_kinds() * cases)[:cases], {}
     write_audio(place / "audio")
-    kinds = (_kinds() * cases)[:cases]
-    expected: dict[str, Any] = {}
-    whole = {_AUDIO: "audio", _TEXT: "text", _EVALUATE: "text"}
-    if {_TEXT, _EVALUATE} & {command for command, _, _ in kinds}:
-        forkserver.run(_prepare_text, place, output=folder / "prepared.txt")
     needed = {command for command, _, _ in kinds}
-    for command in [each for each in whole if each in needed or (each == _TEXT and _EVALUATE in needed)]:
-        run = folder / "runs" / whole[command]
-        _undisturbed(folder / f"whole_{command}", command, place, run)
-        expected[command] = _outcome(command, run)
-    seconds = []
+    if needed != {_AUDIO}:
+        write_texts(place / "text")
+        must_work(text_main, ["prepare", "folder", place / "text", place / "text_data"])
+        needed.add(_TEXT)
+    for command in sorted(needed, key=(_AUDIO, _TEXT, _EVALUATE).index):
+        run = whole / (_AUDIO if command == _AUDIO else _TEXT)
+        expected[command] = _undisturbed(folder / f"whole_{command}", command, place, run)
     for case, (command, phase, how) in enumerate(kinds):
         rank = 0 if phase in _FIRST_ALONE else source.randrange(2)
         # In these phases the others wait for the first rank.
@@ -191,23 +173,18 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
         run = place_of_case / "runs" / "run"
         run.parent.mkdir(parents=True)
         if phase != "preparing":
-            for prepared in (folder / "runs").glob("*.prepared"):
+            for prepared in whole.glob("*.prepared"):
                 shutil.copytree(prepared, run.parent / prepared.name)
         if command == _EVALUATE:
-            shutil.copytree(folder / "runs" / "text", run)
-        began = time.monotonic()
+            shutil.copytree(whole / _TEXT, run)
         plan = _Plan(command, phase, how, source.randrange(1, 5))
         print(f"rank {rank}, {plan}")
         code, printed = _job(place_of_case / "failing", place, run, rank, plan)
-        seconds.append(time.monotonic() - began)
         last = printed.splitlines()[-1]
-        killed = how == "SIGKILL"
-        why = "ended; its own output says why" if killed else f"did not answer for {_TIMEOUT_S:g} s"
-        why = "worked alone for 0:00:10 and may hang" if plan.is_first_alone else why
-        assert code == 1 and "Traceback" not in printed, (code, printed)
-        # A rank that waits at a barrier for a killed one learns of it only by its silence.
-        assert f"rank {1 - rank} stops" in last, printed
-        assert why in last or (killed and "did not answer" in last), printed
-        _undisturbed(place_of_case / "again", command, place, run)
-        assert _outcome(command, run) == expected[command]
-    return {"most_seconds_of_a_failing_job": round(max(seconds), 1), "timeout_s": _TIMEOUT_S}
+        assert code == 1 and "Traceback" not in printed and f"rank {1 - rank} stops" in last, (code, printed)
+        why = "worked alone for 0:00:10 and may hang" if plan.is_first_alone else f"did not answer for {_TIMEOUT_S:g} s"
+        if how == "SIGKILL":  # a rank that waits at a barrier for a killed one learns of it only by its silence
+            why = "ended; its own output says why" if "its own output" in last else "did not answer"
+        assert why in last, printed
+        assert _undisturbed(place_of_case / "again", command, place, run) == expected[command]
+    return {"timeout_s": _TIMEOUT_S}

@@ -8,12 +8,14 @@ import select
 import shutil
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.faults import forks, killed_training
 from tests.faults.fault import fault
 from tests.faults.forks import Points
+from waveform.cli import main
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -21,33 +23,24 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def check_last_line(log: Path, code: int, number: int, *, verb: str) -> None:
     """Check that one line says what stopped the command, and that the exit code does."""
     text = log.read_text()
-    assert code == 128 + number, f"exit code {code}: {text[-2000:]}"
-    assert "Traceback" not in text, text[-3000:]
-    name = signal.Signals(number).name
-    assert len(re.findall(rf"stopped by {name}", text)) == 1, f"{verb}: {text}"
+    assert code == 128 + number and "Traceback" not in text, f"{verb}, exit code {code}: {text[-3000:]}"
+    assert text.count(f"stopped by {signal.Signals(number).name}") == 1, f"{verb}: {text}"
 
 
-@fault(
-    "training asked to stop, once or twice",
-    "saves once; one line, exit code 128 + the signal's number; a second signal ends it at once; resumes as if "
-    "undisturbed",
-    short=6,
-    long=300,
-    in_server=True,
-)
+@fault("training asked to stop, once or twice", short=6, long=300, in_server=True)
 def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Send one signal, or two in a row, at points spread over a training; then run the same command to the end."""
-    place = killed_training.Place(folder)
-    log = folder / "command.log"
+    """Must hold: saves once; one line, exit code 128 + the signal's number; a second signal ends it at once; resumes as
+    if undisturbed.
+    """
+    place, log = killed_training.Place(folder), folder / "command.log"
+    saved = ended_at_once = 0
 
     def training(run_dir: Path) -> forks.Work:
-        return killed_training.command(["train", str(place.data), str(run_dir), *killed_training.SETTINGS])
+        return killed_training.command(["train", place.data, run_dir, *killed_training.SETTINGS])
 
     points = forks.undisturbed(training(folder / "counted"), log)
-    saved = ended_at_once = 0
-    evaluating = [
-        i for i in range(len(points) - 2) if points[i : i + 2] == ["after score_window", "before score_window"]
-    ]
+    between = ("after score_window", "before score_window")
+    evaluating = [i for i, pair in enumerate(pairwise(points[:-1])) if pair == between]
     chosen = [*forks.spread(points, cases, rng), *rng.sample(evaluating, 2)]
     for index in chosen:
         run_dir, number = folder / f"run_{index}", rng.choice(SIGNALS)
@@ -55,13 +48,13 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         signals = {index: number, **({index + 1: rng.choice(SIGNALS)} if twice else {})}
         print(f"{[each.name for each in signals.values()]} at {index}, {points[index]!r}")
         code = forks.wait(forks.disturbed(training(run_dir), log, Points(signals)))
-        text = log.read_text() if log.exists() else ""
+        text = log.read_text()
         if twice and code < 0:
             assert -code == list(signals.values())[1] and "Traceback" not in text, (code, text)
             ended_at_once += 1
         elif code or not re.search(r"^finished: ", text, re.MULTILINE):  # it came too late, in the last line of its log
             check_last_line(log, code, number, verb="train")
-            saved += _check_saved_once(place, run_dir, text)
+            saved += _check_saved_once(run_dir, text)
         if index in evaluating:
             seen = forks.points_in(log)[index + 1 :]
             assert seen.count("before score_window") <= 1, f"the evaluation continued: {seen}"
@@ -69,36 +62,30 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         forks.undisturbed(training(run_dir), log)
         killed_training.check_same(killed_training.final(run_dir), place.expected)
         shutil.rmtree(run_dir, ignore_errors=True)
-        log.unlink(missing_ok=True)
     assert saved > len(chosen) // 4 and (ended_at_once or cases < 30), (saved, ended_at_once)
     return {"signals": len(chosen), "points": len(points), "saved": saved, "second_ended_at_once": ended_at_once}
 
 
-def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) -> bool:
+def _check_saved_once(run_dir: Path, text: str) -> bool:
     """Return whether training was stopped; check that the step it reports is saved and nothing is half-written."""
-    step = re.search(r"the same command resumes: step (\d+),", text)
-    if step is None:
-        return False
-    checkpoints = [path.name for path in (run_dir / "checkpoints").iterdir()] if int(step[1]) else []
-    assert int(step[1]) == 0 or f"step_{int(step[1]):08d}" in checkpoints, (step[0], checkpoints)
-    assert len(checkpoints) <= 2 and not any(name.startswith(".") for name in checkpoints), checkpoints
-    return True
+    said = re.search(r"the same command resumes: step (\d+),", text)
+    if said and (step := int(said[1])):
+        checkpoints = [path.name for path in (run_dir / "checkpoints").iterdir()]
+        assert f"step_{step:08d}" in checkpoints, (step, checkpoints)
+        assert len(checkpoints) <= 2 and not any(name.startswith(".") for name in checkpoints), checkpoints
+    return said is not None
 
 
-@fault(
-    "training processes asked to stop, at any time",
-    "ends within 30 s with exit code 128 + the signal's number; saved if it had made a step",
-    short=1,
-    long=40,
-    in_server=True,
-)
+@fault("training processes asked to stop, at any time", short=1, long=40, in_server=True)
 def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Stop real commands at any time, imports included, alone and under torchrun; they must end within 30 s."""
+    """Must hold: ends within 30 s with exit code 128 + the signal's number; saved if it had made a step.
+
+    Real commands are stopped at any time, imports included, alone and under torchrun.
+    """
     place = killed_training.Place(folder)
     settings = ["train.max_steps=100000", "train.checkpoint_every=100000", "train.evaluate_every=7"]
     settings += ["train.sample_seconds=2", "train.log_every=100000"]
-    longest_s = 0.0
-    saved = 0
+    saved, longest_s = 0, 0.0
     for case in range(cases):
         num_ranks = 1 if cases == 1 else 1 + case % 2
         number, run_dir = rng.choice(SIGNALS), folder / f"run_{case}"
@@ -116,12 +103,10 @@ def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             forks.kill_if_there(pid, number)
         printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
         longest_s = max(longest_s, time.monotonic() - began)
-        assert longest_s < 30, printed
-        assert process.returncode, printed
-        lines = re.findall(rf"stopped by {number.name}", printed)
+        assert longest_s < 30 and process.returncode, printed
         if num_ranks == 1:
             assert "Traceback" not in printed and process.returncode == 128 + number, (process.returncode, printed)
-            assert len(lines) == 1, printed
+            assert printed.count(f"stopped by {number.name}") == 1, printed
         step = re.search(r"the same command resumes: step (\d+),", printed)
         assert step or not (run_dir / "metrics.jsonl").exists(), f"training began and nothing was saved: {printed}"
         if step and int(step[1]):
@@ -140,8 +125,6 @@ def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
     reader, writer = os.openpty() if "terminal" in listener else os.pipe()
 
     def work() -> int:
-        from waveform.cli import main
-
         os.close(reader)
         if "terminal" in listener:
             os.login_tty(writer)
@@ -158,16 +141,11 @@ def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
     return child, reader
 
 
-@fault(
-    "nobody hears what training says",
-    "if the terminal closes, it saves and exits with 129; under nohup, or if a log's reader or disk fails, it "
-    "continues and obeys signals as usual; it resumes",
-    short=4,
-    long=40,
-    in_server=True,
-)
+@fault("nobody hears what training says", short=4, long=40, in_server=True)
 def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Send training's output to a terminal or a reader that closes, or to a full disk; then run the command again."""
+    """Must hold: if the terminal closes, it saves and exits with 129; under nohup, or if a log's reader or disk fails,
+    it continues and obeys signals as usual; it resumes.
+    """
     place, log = killed_training.Place(folder), folder / "command.log"
     endless = ["train.max_steps=1000000", "train.evaluate_every=1000000", "train.checkpoint_every=1000000"]
     for case in range(cases):

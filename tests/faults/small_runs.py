@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-import torch
 
 from recipes.cli import main as recipes
-from tests.faults.calling import call
+from tests.faults.calling import must_work
 from tests.recipes.corpus_files import sentences
 from waveform.cli import main as waveform
 
@@ -22,23 +21,22 @@ _MODEL = [
 ]  # fmt: skip
 _TRAIN = [
     "train.max_steps=4", "train.batch_size=2", "train.chunk=32", "train.checkpoint_every=2", "train.evaluate_every=2",
-    "train.log_every=1", "train.device=cpu", "train.evaluate_tokens=200",
-    "train.warmup_steps=1", "train.lr=1e-3", "train.update_period=1", "train.decay_steps=6",
-    "train.keep_checkpoints=2",
+    "train.log_every=1", "train.device=cpu", "train.evaluate_tokens=200", "train.warmup_steps=1", "train.lr=1e-3",
+    "train.update_period=1", "train.decay_steps=6", "train.keep_checkpoints=2",
 ]  # fmt: skip
-_WAVENET = [
+WAVENET = [
     "model.num_stacks=1", "model.layers_per_stack=3", "model.residual_channels=8", "model.gate_channels=8",
     "model.skip_channels=8",
 ]  # fmt: skip
-WAVENET_SETTINGS = ["model=wavenet", *_WAVENET, *_TRAIN, "train.sample_seconds=0"]
+WAVENET_SETTINGS = ["model=wavenet", *WAVENET, *_TRAIN, "train.sample_seconds=0"]
 TEXT_SETTINGS = ["model=compressive_transformer", *_MODEL, *_TRAIN]
 SETTINGS = [*TEXT_SETTINGS, "train.sample_seconds=0"]
 SUBWORDS = ["corpus.tokens=subwords", "corpus.vocab_size=280"]
-
 AGENT_SETTINGS = [
     "preset=smoke", "train.max_steps=4", "train.checkpoint_every=2", "train.keep_checkpoints=2", "train.log_every=1",
     "train.device=cpu",
 ]  # fmt: skip
+_make = partial(must_work, seconds=240)  # the first one on a machine compiles kernels
 
 
 def write_audio(folder: Path, *, seconds: float = 0.03) -> None:
@@ -62,32 +60,21 @@ def write_texts(folder: Path) -> None:
 def make_speech_run(folder: Path, settings: Sequence[str] = SETTINGS) -> None:
     """audio/, data/ and run/ in `folder`."""
     write_audio(folder / "audio")
-    _make(waveform, "prepare", folder / "audio", folder / "data")
-    _make(waveform, "train", folder / "data", folder / "run", *settings)
+    _make(waveform, ["prepare", folder / "audio", folder / "data"])
+    _make(waveform, ["train", folder / "data", folder / "run", *settings])
 
 
 def make_text_run(folder: Path) -> None:
     """texts/, data/ and run/ in `folder`."""
     write_texts(folder / "texts")
-    _make(recipes, "prepare", "folder", folder / "texts", folder / "data", *SUBWORDS)
-    _make(recipes, "train", folder / "data", folder / "run", "preset=smoke", *TEXT_SETTINGS)
-
-
-def make_agent_run(folder: Path) -> None:
-    """run/ in `folder`, of an agent."""
-    _make(recipes, "train", "object_matching", folder / "run", *AGENT_SETTINGS)
-
-
-def _make(main: Callable[[Sequence[str]], int], *arguments: str | Path) -> None:
-    torch.set_num_threads(1)
-    outcome = call(main, arguments, seconds=240)  # the first one on a machine compiles kernels
-    assert outcome.code == 0, outcome.err
+    _make(recipes, ["prepare", "folder", folder / "texts", folder / "data", *SUBWORDS])
+    _make(recipes, ["train", folder / "data", folder / "run", "preset=smoke", *TEXT_SETTINGS])
 
 
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "speech": make_speech_run,
     "text": make_text_run,
-    "agent": make_agent_run,
+    "agent": lambda folder: _make(recipes, ["train", "object_matching", folder / "run", *AGENT_SETTINGS]),
     "wavenet": partial(make_speech_run, settings=WAVENET_SETTINGS),
 }
 

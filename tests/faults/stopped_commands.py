@@ -1,5 +1,6 @@
 """Commands killed, or asked to stop, at any point: what they leave can be used, and the same command then works."""
 
+import io
 import json
 import random
 import shutil
@@ -11,17 +12,22 @@ from typing import Any, NamedTuple
 
 import soundfile
 
+from tests.calling import write_tones
 from tests.content import content
 from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
 from tests.faults.forks import Points
 from tests.faults.killed_preparation import make_sources
+from waveform.audio.wav import WavWriter
+from waveform.cli import main
+from waveform.verbs import demo
+from waveform.verbs.sample import sample
 
 
 class _Command(NamedTuple):
     """A command, whose arguments name the folder `out` for what it makes."""
 
-    arguments: Sequence[str]
+    arguments: Sequence[str | Path]
     cases: int
     also: Callable[[Points], None] = lambda points: None  # makes more points
     made: Callable[[Path], Any] = content  # what of `out` must be the same if the command was stopped and run again
@@ -31,8 +37,7 @@ def _stop(
     folder: Path, commands: dict[str, _Command], signals: Sequence[signal.Signals], rng: random.Random
 ) -> dict[str, Any]:
     """Send a signal at points spread over each command, each time in a new folder `out`; then run it again."""
-    out, log = folder / "out", folder / "command.log"
-    figures: dict[str, Any] = {}
+    out, log, figures = folder / "out", folder / "command.log", {}
     for verb, command in commands.items():
         if not command.cases:
             continue
@@ -51,15 +56,14 @@ def _stop(
             sent[number.name] += 1
             print(f"{verb}: {number.name} at {index}, {points[index]!r}")
             code = forks.wait(forks.disturbed(work, log, Points({index: number})))
-            text = log.read_text() if log.exists() else ""
+            text = log.read_text()
             if number == signal.SIGKILL:
                 assert code == -number, (code, text)
             else:
                 # If training has made its last step, it saves and ends as usual.
                 if not (verb == "train" and code == 0 and "finished: step" in text):
                     preempted.check_last_line(log, code, number, verb=verb)
-                left = [path.name for path in folder.glob(".*.partial")]
-                assert not left, left
+                assert not list(folder.glob(".*.partial")), list(folder.glob(".*.partial"))
             num_wavs += _check_left(out, files)
             # Text that is there must be whole, without a second run.
             if verb != "recipes prepare" or not out.exists():
@@ -81,46 +85,32 @@ def _check_left(out: Path, expected: dict[str, bytes | None]) -> int:
     for path in wavs:
         final = path.name.replace(".unfinished", "")
         samples, rate_hz = soundfile.read(path, dtype="int16")
-        whole = path.with_name("whole.wav")
-        whole.write_bytes(expected[final] or b"")
-        reference, _ = soundfile.read(whole, dtype="int16")
-        whole.unlink()
+        reference, _ = soundfile.read(io.BytesIO(expected[final] or b""), dtype="int16")
         assert rate_hz == 24_000 and (samples == reference[: len(samples)]).all(), path.name
         assert len(samples) == len(reference) or path.name != final, f"{path.name} is not whole"
         declared = int.from_bytes(path.read_bytes()[40:44], "little")
-        assert declared == 2 * len(samples) <= path.stat().st_size - 44, (
-            f"{path.name}: the length in its header is wrong"
-        )
+        assert declared == 2 * len(samples) <= path.stat().st_size - 44, f"{path.name} declares another length"
     return len(wavs)
 
 
-def _trained(folder: Path) -> str:
+def _trained(folder: Path) -> Path:
     """Return a run that has been sampled from, so that forks find the kernels."""
-    from waveform.verbs.sample import sample
-
     run_dir = killed_training.Place(folder).whole
     sample(run_dir, folder / "compiled", seconds=0.01, show_progress=False)
-    return str(run_dir)
+    return run_dir
 
 
-@fault(
-    "other commands asked to stop",
-    "one line, exit code 128 + the signal's number; what is left is in nobody's way",
-    short=6,
-    long=150,
-    in_server=True,
-)
+@fault("other commands asked to stop", short=6, long=150, in_server=True)
 def _ask(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Ask every command but `train` on prepared data that takes long to stop."""
-    run_dir, out = _trained(folder), str(folder / "out")
+    """Must hold: one line, exit code 128 + the signal's number; what is left is in nobody's way."""
+    run_dir, out, each = _trained(folder), folder / "out", max(cases // 5, 1)
     make_sources(folder)
-    train = ["train", str(folder / "audio"), f"{out}/run", *killed_training.SETTINGS, "train.evaluate_tokens=0"]
-    each = max(cases // 5, 1)
+    train = ["train", folder / "audio", out / "run", *killed_training.SETTINGS, "train.evaluate_tokens=0"]
     commands = {
-        "prepare": _Command(["prepare", str(folder / "audio"), out], each),
-        "recipes prepare": _Command(["recipes", "prepare", "folder", str(folder / "text"), out], each),
+        "prepare": _Command(["prepare", folder / "audio", out], each),
+        "recipes prepare": _Command(["recipes", "prepare", "folder", folder / "text", out], each),
         "sample": _Command(["sample", run_dir, "--out", out, "--seconds", "0.2"], each),
-        "evaluate": _Command(["evaluate", run_dir, "--json", f"{out}/figures.json"], each),
+        "evaluate": _Command(["evaluate", run_dir, "--json", out / "figures.json"], each),
         "train": _Command(train, each, made=lambda out: {}),  # another fault compares what it made
     }
     return _stop(folder, commands, preempted.SIGNALS, rng)
@@ -128,8 +118,6 @@ def _ask(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 def _surround_wavs(points: Points) -> None:
     """Make points before, within and after every write of a WAV."""
-    from waveform.audio.wav import WavWriter
-
     real = WavWriter._write
 
     def write(self: WavWriter, data: bytes, *, offset: int) -> None:
@@ -142,30 +130,26 @@ def _surround_wavs(points: Points) -> None:
     WavWriter._write = write  # on purpose: this is the fault
 
 
-@fault(
-    "killed while sampling, evaluating, comparing",
-    "WAVs can be opened and hold what was finished; JSON is whole or absent; the same command then works",
-    short=4,
-    long=100,
-    in_server=True,
-)
+@fault("killed while sampling, evaluating, comparing", short=4, long=100, in_server=True)
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    run, out = _trained(folder), str(folder / "out")
-    figures_file = f"{out}/figures.json"
+    """Must hold: WAVs can be opened and hold what was finished; JSON is whole or absent; the same command then
+    works.
+    """
+    run, out = _trained(folder), folder / "out"
     commands = {
         "sample": _Command(["sample", run, "--out", out, "--seconds", "0.2"], cases, also=_surround_wavs),
-        "evaluate": _Command(["evaluate", run, "--json", figures_file], max(cases // 4, 1)),
+        "evaluate": _Command(["evaluate", run, "--json", out / "figures.json"], max(cases // 4, 1)),
         # It measures speeds, so only the names of its files are compared.
-        "compare": _Command(["compare", run, run, "--json", figures_file], cases // 20, made=_names),
+        "compare": _Command(
+            ["compare", run, run, "--json", out / "figures.json"],
+            cases // 20,
+            made=lambda out: dict.fromkeys(content(out)),
+        ),
     }
     figures = _stop(folder, commands, [signal.SIGKILL], rng)
     num_wavs, kills = figures["sample"]["wavs_opened"], figures["sample"]["signals"]["SIGKILL"]
     assert num_wavs > kills // 3, num_wavs
     return figures
-
-
-def _names(out: Path) -> dict[str, None]:
-    return dict.fromkeys(content(out))
 
 
 _DEMO_SETTINGS = [
@@ -178,21 +162,8 @@ _OF_THE_CLOCK = {
 }
 
 
-def _shorten_demo(folder: Path) -> None:
-    """Make this process's demos quick: tones instead of speech, shorter samples."""
-    from tests.calling import write_tones
-    from waveform.verbs import demo
-
-    for split in ("train", "valid", "test"):
-        write_tones(folder / "speech" / split, num=2, seconds=0.05)
-    demo.demo_speech_dir = lambda: folder / "speech"
-    demo._SAMPLE_SECONDS = demo._REPORT_SECONDS = 0.01
-
-
 def _surround_stages(points: Points) -> None:
     """Make a point before and after each stage of a demo."""
-    from waveform.verbs import demo
-
     for name in ("prepare", "train_all", "report", "write_json", "write_wav", "sample", "save_demo_panel"):
         killed_training.surround(demo, name, points)
 
@@ -203,24 +174,24 @@ def _made_by_demo(out: Path) -> dict[str, Any]:
     picture = (out / "demo.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and picture.endswith(b"IEND\xaeB`\x82"), "the picture is not whole"
     return {
-        "files": sorted(forks.names_under(out, skip=lambda path: "tensorboard" in path.parts)),
+        "files": [name for name in content(out) if "tensorboard" not in name],
         "comparison": [{key: value for key, value in e.items() if key not in _OF_THE_CLOCK} for e in entries],
         **content(out / "samples"),
         **content(out / "data" / "shards"),
     }
 
 
-@fault(
-    "the demo killed, or asked to stop",
-    "the same command continues to the end, with the comparison and samples of an undisturbed one; nothing left over",
-    short=0,  # because a case takes some seconds
-    long=60,
-    in_server=True,
-)
+# A case takes some seconds.
+@fault("the demo killed, or asked to stop", short=0, long=60, in_server=True)
 def _stop_demo(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    from waveform.cli import main
-
-    _shorten_demo(folder)
+    """Must hold: the same command continues to the end, with the comparison and samples of an undisturbed one; nothing
+    left over.
+    """
+    # This process's demos are quick: tones instead of speech, shorter samples.
+    for split in ("train", "valid", "test"):
+        write_tones(folder / "speech" / split, num=2, seconds=0.05)
+    demo.demo_speech_dir = lambda: folder / "speech"
+    demo._SAMPLE_SECONDS = demo._REPORT_SECONDS = 0.01
     arguments = ["demo", "--out", str(folder / "out"), *_DEMO_SETTINGS]
     assert main(arguments) == 0  # here, so that forks find imports and kernels
     commands = {"demo": _Command(arguments, cases, also=_surround_stages, made=_made_by_demo)}

@@ -30,9 +30,9 @@ for _module in pkgutil.iter_modules(tests.faults.__path__, "tests.faults."):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each fault that has cases in the form asked for; a long form may take hours."""
     long = metafunc.config.getoption("faults") == "long"
-    forms = [(fault, fault.long if long else fault.short) for fault in FAULTS]
     marks = [pytest.mark.slow, *([pytest.mark.timeout(0)] if long else [])]
-    parameters = [pytest.param(fault, cases, id=_id(fault), marks=marks) for fault, cases in forms if cases]
+    cases = {fault: fault.long if long else fault.short for fault in FAULTS}
+    parameters = [pytest.param(fault, num, id=_id(fault), marks=marks) for fault, num in cases.items() if num]
     metafunc.parametrize(("fault", "cases"), parameters)
 
 
@@ -40,18 +40,13 @@ def test_fault(fault: Fault, cases: int, tmp_path: Path, pytestconfig: pytest.Co
     print(f"{fault.name}: {cases} cases; must hold: {fault.must_hold}")  # pytest shows it if something does not
     form, seed, json_file = (pytestconfig.getoption(name) for name in ("faults", "faults_seed", "faults_json"))
     command = f"pytest tests/faults --faults={form} --faults-seed={seed} -k '[{_id(fault)}]'"
-    figures: dict[str, Any] = {}
-    held, began = False, time.perf_counter()
+    result = {"must_hold": fault.must_hold, "held": False, "cases": cases, "seed": seed, "command": command}
+    began = time.perf_counter()
     try:
-        figures = fault.make(tmp_path, cases, random.Random(seed))
-        held = True
+        result |= fault.make(tmp_path, cases, random.Random(seed)) | {"held": True}
     finally:
         if json_file:
-            seconds = round(time.perf_counter() - began, 1)
-            _add_result(json_file, fault.name, {
-                "must_hold": fault.must_hold, "held": held, "cases": cases, "seconds": seconds, "seed": seed,
-                "command": command, **figures,
-            })  # fmt: skip
+            _add_result(json_file, fault.name, result | {"seconds": round(time.perf_counter() - began, 1)})
 
 
 def _id(fault: Fault) -> str:

@@ -5,20 +5,29 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recipes.verbs import prepare
 from tests.content import content
 from tests.faults import forks, killed_training
 from tests.faults.fault import fault
 from tests.faults.killed_preparation import make_sources
+from waveform.audio.corpus import workers
+from waveform.engine import sampler, token_learner
 from waveform.system.atomic import is_held
 
-Work = Callable[[], int]
 
+def _refused(
+    arguments: list[str | Path], folder: Path, *, slow: tuple[Any, str], says: str, ready: Callable[[], bool]
+) -> None:
+    """Start a command and stop it halfway: another process must be refused, but not once the first is dead.
 
-def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) -> None:
-    """Start `work` and stop it halfway: another process must be refused, but not once the first is dead."""
+    slow: a function (module, name) that is to take a while, so that two processes run at the same time.
+    """
+    command = killed_training.command(arguments, also=lambda _: forks.before(*slow, lambda *_: time.sleep(0.05)))
+    work = partial(command, forks.Points())
     first = forks.fork(work)
     forks.wait_for(ready, "the first never held the folder")
     os.kill(first, signal.SIGSTOP)
@@ -36,56 +45,33 @@ def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) 
     assert forks.wait(forks.fork(work, output=log)) == 0, log.read_text()
 
 
-def _command(arguments: list[str], *, slow: tuple[Any, str]) -> Work:
-    """Return a command whose function `slow` (module, name) takes a while, so that two run at the same time."""
-    work = killed_training.command(arguments, also=lambda points: forks.before(*slow, lambda: time.sleep(0.05)))
-    return lambda: work(forks.Points())
-
-
-@fault(
-    "two processes on one folder",
-    "the second is refused in one line and changes nothing; once the first is dead, it runs",
-    short=1,
-    long=10,
-    in_server=True,
-)
+@fault("two processes on one folder", short=1, long=10, in_server=True)
 def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Start each pair of commands that could harm one another, `cases` times."""
-    from recipes.verbs import prepare
-    from waveform.audio.corpus import workers
-    from waveform.engine import sampler, token_learner
-
+    """Must hold: the second is refused in one line and changes nothing; once the first is dead, it runs."""
     place = killed_training.Place(folder)
     make_sources(folder)
     for case in range(cases):
         run_dir, data_dir, text_dir, samples = (folder / f"{name}_{case}" for name in ("run", "data", "text", "out"))
-        train = ["train", str(place.data), str(run_dir), *killed_training.SETTINGS]
         _refused(
-            _command(train, slow=(token_learner, "evaluate")),
-            run_dir,
-            f"another process is training in {run_dir}; wait for it, or give another RUN_DIR",
+            ["train", place.data, run_dir, *killed_training.SETTINGS], run_dir, slow=(token_learner, "evaluate"),
+            says=f"another process is training in {run_dir}; wait for it, or give another RUN_DIR",
             ready=(run_dir / "metrics.jsonl").exists,
-        )
+        )  # fmt: skip
         _refused(
-            _command(["prepare", str(folder / "audio"), str(data_dir)], slow=(workers, "prepare_group")),
-            data_dir,
-            f"another waveform prepare is running on {data_dir}; wait until it is done",
+            ["prepare", folder / "audio", data_dir], data_dir, slow=(workers, "prepare_group"),
+            says=f"another waveform prepare is running on {data_dir}; wait until it is done",
             ready=(data_dir / "unfinished").exists,
-        )
+        )  # fmt: skip
         _refused(
-            _command(
-                ["recipes", "prepare", "folder", str(folder / "text"), str(text_dir)], slow=(prepare, "save_tokenizer")
-            ),
-            text_dir,
-            f"another process is preparing {text_dir}; wait until it is done",
+            ["recipes", "prepare", "folder", folder / "text", text_dir], text_dir, slow=(prepare, "save_tokenizer"),
+            says=f"another process is preparing {text_dir}; wait until it is done",
             ready=(text_dir.with_name(f".{text_dir.name}.partial") / "train.shard").exists,
-        )
+        )  # fmt: skip
         _refused(
-            _command(["sample", str(run_dir), "--out", str(samples), "--seconds", "0.01"], slow=(sampler, "decoder")),
-            samples,
-            "another process is writing",
+            ["sample", run_dir, "--out", samples, "--seconds", "0.01"], samples, slow=(sampler, "decoder"),
+            says="another process is writing",
             ready=lambda samples=samples: any(map(is_held, samples.glob("*.unfinished.wav"))),
-        )
+        )  # fmt: skip
         assert len(list(samples.iterdir())) == 1 and not list(samples.glob("*.unfinished.wav"))
         left = [path for path in folder.iterdir() if path.name.endswith(".partial")]
         assert not left, left
