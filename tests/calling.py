@@ -47,6 +47,13 @@ def figures_of(file: Path, *arguments: Any, main: Main = main) -> Any:
     return json.loads(file.read_bytes())
 
 
+def said(*arguments: Any, capsys: Capsys, main: Main = main) -> str:
+    """What a command prints."""
+    capsys.readouterr()
+    cli(*arguments, main=main)
+    return capsys.readouterr().out
+
+
 def mistake(arguments: Sequence[Any], capsys: Capsys, *, main: Main = main, name: str = "waveform") -> str:
     """The one line that a mistaken command prints."""
     capsys.readouterr()
