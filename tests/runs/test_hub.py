@@ -32,8 +32,7 @@ def place(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     figures = figures_of(place / "figures.json", "evaluate", speech / "run")
     (place / "figures.json").write_text(json.dumps(figures | {"quality": _QUALITY.as_json()}))
-    export = ["export", speech / "run", place / "hub", "--format", "hub", *_ABOUT]
-    cli(*export, "--figures", place / "figures.json")
+    cli("export", speech / "run", place / "hub", "--format", "hub", *_ABOUT, "--figures", place / "figures.json")
     return place
 
 

@@ -67,8 +67,7 @@ def test_a_name_stands_for_a_run_folder_in_every_verb(bundled: str, speech: Path
     for number, run in enumerate((bundled, str(speech / "run"))):
         cli("sample", run, "--out", tmp_path / f"{number}", "--seconds", 0.01)
         sounds += [path.read_bytes() for path in (tmp_path / f"{number}").iterdir()]
-        analyse = ["analyse", run, *data, "--tokens", 500]
-        commands = ["evaluate", run, *data], ["compare", run, *data], analyse
+        commands = ["evaluate", run, *data], ["compare", run, *data], ["analyse", run, *data, "--tokens", 500]
         figures.append([figures_of(tmp_path / "f.json", *command) for command in commands])
     (evaluated, (compared,), analysed), (by_folder, (other,), _) = figures
     assert evaluated == {**by_folder, "run": bundled, "unigram_nats_per_token": None}
@@ -131,10 +130,7 @@ def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: 
     line = mistake(["train", "data", "run", "--from", "speech-em"], capsys)
     assert line.endswith("speech-em; did you mean speech-en?")
     assert "/dev/null is neither" in mistake(["sample", "/dev/null", "--out", "wav"], capsys)
-
-
-def test_a_folder_comes_before_a_bundled_run(bundled: str, capsys: Capsys) -> None:
-    Path(bundled).mkdir()
+    Path(bundled).mkdir()  # a folder comes before a bundled run
     assert "speech-en is not a run" in mistake(["evaluate", bundled], capsys)
 
 
