@@ -23,10 +23,15 @@ def two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "fast_rows", lambda *_, **__: 2)
 
 
+def text_and_inputs(tokens: TokenSet, index: int, *, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """These tokens [n] of an utterance, and what a model reads to predict them [1, n]."""
+    text = torch.from_numpy(tokens.read(index, start=start, stop=stop).astype(np.int64))
+    return text, torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
+
+
 def nll_of(tokens: TokenSet, index: int, model: Any, *, start: int, stop: int) -> torch.Tensor:
     """NLL [n] of these tokens of an utterance, read in one call from a fresh state."""
-    text = torch.from_numpy(tokens.read(index, start=start, stop=stop).astype(np.int64))
-    inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
+    text, inputs = text_and_inputs(tokens, index, start=start, stop=stop)
     hidden = model(inputs, model.init_state(1, device="cpu", dtype=torch.float64)).hidden
     return -model.head.logits(hidden)[0].log_softmax(-1)[torch.arange(len(text)), text]
 

@@ -28,8 +28,7 @@ def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: Call
 
 
 def test_the_longest_that_fit_are_read(token_set: Callable[..., TokenSet]) -> None:
-    case = laws.Case("wavenet", "classic")
-    run = run_of(case.build(), window=4)
+    run = run_of(laws.Case("wavenet", "classic").build(), window=4)
     for most, expected in ((45, [0, 30, 0, 12]), (29, [0, 0, 0, 12]), (5, [0, 0, 0, 12])):
         found = nll_by_place(run, token_set([50, 30, 50, 12]), first=8, max_tokens=most, world=World())
         assert found.counts.sum(axis=1).tolist() == expected
@@ -47,7 +46,6 @@ def test_figures_are_means_with_intervals() -> None:
     assert low < figures["nats"][0] < high and high - low > 0.1
     assert figures["interval_95"][1] is None  # four utterances say too little
     # Utterances that differ a lot, and models that differ by the same everywhere: the paired interval is narrow.
-    harder = NllByPlace(easy.edges, easy.nats + 0.25 * counts, counts)
-    difference = harder.minus(easy).figures()
+    difference = NllByPlace(easy.edges, easy.nats + 0.25 * counts, counts).minus(easy).figures()
     assert difference["nats"] == pytest.approx([0.25, 0.25])
     assert difference["interval_95"][0] == pytest.approx([0.25, 0.25])

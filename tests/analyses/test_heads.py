@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tests import laws
-from tests.analyses.conftest import QUIET, run_of
+from tests.analyses.conftest import QUIET, run_of, text_and_inputs
 from tests.references import compressive_transformer as naive
 from waveform.analyses import heads
 from waveform.analyses.heads import attention_by_head
@@ -22,6 +23,9 @@ CASES = [
 ] + [laws.Case("transformer_xl", name) for name in ("pre", "post-reference", "no-memory")]
 
 
+REGIONS = ("compressed", "memory", "window")
+
+
 def written_out(layer: Any, config: Any, query: Any, seen: list[Any]) -> dict[str, np.ndarray]:
     """Softmaxes [H, slots] of all terms and of each, from the definition in section 3.3 of Dai et al. 2019."""
     attention, num_heads = layer.attention, config.num_heads
@@ -30,13 +34,10 @@ def written_out(layer: Any, config: Any, query: Any, seen: list[Any]) -> dict[st
     k = (vectors @ attention.key.weight.T).view(len(seen), num_heads, -1)
     sinusoids = q.new_tensor([naive._r(query.time - slot.time, config) for slot in seen])
     r = (sinusoids @ attention.position.weight.T).view(len(seen), num_heads, -1)
-    terms = {
-        "a": torch.stack([k[:, h] @ q[h] for h in range(num_heads)]),
-        "b": torch.stack([r[:, h] @ q[h] for h in range(num_heads)]),
-        "c": torch.stack([k[:, h] @ attention.content_bias[h] for h in range(num_heads)]),
-        "d": torch.stack([r[:, h] @ attention.position_bias[h] for h in range(num_heads)]),
-    }
-    terms["all"] = terms["a"] + terms["b"] + terms["c"] + terms["d"]
+    products = partial(torch.einsum, "shd,hd->hs")
+    terms = {"a": products(k, q), "b": products(r, q)}
+    terms |= {"c": products(k, attention.content_bias), "d": products(r, attention.position_bias)}
+    terms["all"] = sum(terms.values())
     return {name: torch.softmax(term / math.sqrt(q.shape[1]), -1).detach().numpy() for name, term in terms.items()}
 
 
@@ -55,45 +56,42 @@ def test_equals_written_out_softmaxes(
     pieces, order = whole_pieces(tokens, lead + window, at_most=90 // (lead + window))
     assert figures["num_windows"] == len(order) >= 2
 
-    calls: list[tuple[int, Any, list[Any], dict[str, np.ndarray]]] = []
-    share = {region: np.zeros((config.num_layers, config.num_heads)) for region in ("compressed", "memory", "window")}
+    calls: list[tuple[int, np.ndarray, np.ndarray, dict[str, np.ndarray]]] = []
     attend = naive._attend
 
     def spy(layer: Any, config: Any, query: Any, memory: Any, seen: list[Any]) -> Any:
-        slots = memory.compressed + memory.memory + seen
-        place = next(i for i, other in enumerate(model.layers) if other is layer)
         if query.time >= lead:
-            calls.append((place, query, slots, written_out(layer, config, query, slots)))
-            first = 0
-            for region, slots_of in zip(share, (memory.compressed, memory.memory, seen), strict=True):
-                share[region][place] += calls[-1][3]["all"][:, first : first + len(slots_of)].sum(axis=1)
-                first += len(slots_of)
+            slots = memory.compressed + memory.memory + seen
+            place = next(i for i, other in enumerate(model.layers) if other is layer)
+            regions = np.repeat(list(REGIONS), [len(memory.compressed), len(memory.memory), len(seen)])
+            back = query.time - np.array([slot.time for slot in slots])
+            calls.append((place, regions, back, written_out(layer, config, query, slots)))
         return attend(layer, config, query, memory, seen)
 
     monkeypatch.setattr(naive, "_attend", spy)
     for index in order:
-        text = torch.from_numpy(pieces.read(index, start=0, stop=lead + window).astype(np.int64))
-        naive.run(model, config, torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None])
+        naive.run(model, config, text_and_inputs(pieces, index, start=0, stop=lead + window)[1])
     num_queries = len(order) * window
     assert len(calls) == num_queries * config.num_layers
 
     buckets = figures["buckets"]
     width = buckets[0]["to"] + 1
-    weight = {name: np.zeros((config.num_layers, config.num_heads, len(buckets))) for name in ("all", *"abcd")}
-    distance = {name: np.zeros((config.num_layers, config.num_heads)) for name in weight}
+    by_head = np.zeros((config.num_layers, config.num_heads))
+    share, distance = ({name: by_head.copy() for name in names} for names in (REGIONS, ("all", *"abcd")))
+    weight = {name: np.zeros((*by_head.shape, len(buckets))) for name in distance}
     slots_seen = np.zeros(len(buckets))
-    for layer, query, slots, softmaxes in calls:
-        for j, slot in enumerate(slots):
-            back = query.time - slot.time
-            bucket = min(int(back // width), len(buckets) - 1)
-            slots_seen[bucket] += (layer == 0) / num_queries
-            for name, softmax in softmaxes.items():
-                weight[name][layer, :, bucket] += softmax[:, j] / num_queries
-                distance[name][layer] += softmax[:, j] * back / num_queries
+    for layer, regions, back, softmaxes in calls:
+        in_bucket = np.minimum(back // width, len(buckets) - 1)[:, None] == np.arange(len(buckets))
+        slots_seen += (layer == 0) * in_bucket.sum(axis=0) / num_queries
+        for region in REGIONS:
+            share[region][layer] += softmaxes["all"][:, regions == region].sum(axis=1) / num_queries
+        for name, softmax in softmaxes.items():
+            weight[name][layer] += softmax @ in_bucket / num_queries
+            distance[name][layer] += softmax @ back / num_queries
     np.testing.assert_allclose(figures["slots"], slots_seen, atol=1e-12)
-    assert list(figures["share"]) == [r for r in ("compressed", "memory") if getattr(config, r, 0)] + ["window"]
+    assert list(figures["share"]) == [region for region in REGIONS if region == "window" or getattr(config, region, 0)]
     for region, of_region in figures["share"].items():
-        np.testing.assert_allclose(of_region, share[region] / num_queries, atol=1e-6, err_msg=region)
+        np.testing.assert_allclose(of_region, share[region], atol=1e-6, err_msg=region)
     for name, of_term in {"all": figures, **figures["terms"]}.items():
         np.testing.assert_allclose(of_term["weight"], weight[name], atol=1e-6, err_msg=name)
         np.testing.assert_allclose(of_term["mean_distance"], distance[name], rtol=1e-5, err_msg=name)
@@ -102,13 +100,11 @@ def test_equals_written_out_softmaxes(
     flat = np.array(figures["mean_distance"]).ravel()
     widest = figures["widest"]
     assert [flat[config.num_heads * e["layer"] + e["head"]] for e in widest] == sorted(flat)[::-1][: len(widest)]
-    of_head = [c for c in calls if c[0] == widest[0]["layer"]][-window:]  # the last piece's
-    num_slots = len(of_head[-1][2])
-    rows = np.zeros((window, num_slots))
-    for row, call in zip(rows, of_head, strict=True):
-        row[: len(call[2])] = call[3]["all"][widest[0]["head"]]
-    expected = in_buckets(rows, num_buckets=min(num_slots, 7))
-    np.testing.assert_allclose(widest[0]["weight"], expected, atol=1e-6)
+    of_layer = [softmaxes["all"] for layer, _, _, softmaxes in calls if layer == widest[0]["layer"]]
+    of_head = [softmax[widest[0]["head"]] for softmax in of_layer[-window:]]  # the last piece's
+    num_slots = len(of_head[-1])
+    rows = np.array([np.pad(row, (0, num_slots - len(row))) for row in of_head])
+    np.testing.assert_allclose(widest[0]["weight"], in_buckets(rows, num_buckets=min(num_slots, 7)), atol=1e-6)
 
 
 def test_a_head_that_looks_one_step_back_is_seen_to(token_set: Callable[..., TokenSet]) -> None:

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests import laws
-from tests.analyses.conftest import QUIET, run_of
+from tests.analyses.conftest import QUIET, run_of, text_and_inputs
 from tests.references import compressive_transformer as naive
 from waveform.analyses.layers import (
     LayerObservations,
@@ -26,12 +25,12 @@ CASES = [
 ] + [laws.Case("transformer_xl", name) for name in ("pre", "post-reference")]
 
 
-def observe(case: laws.Case, tokens: TokenSet, **options: Any) -> tuple[Any, LayerObservations]:
-    model = case.build()
-    reading = {"max_tokens": tokens.num_tokens, **QUIET, **options}
-    observed = observe_layers(run_of(model, window=case.window), tokens, **reading)
+def observe(model: Any, tokens: TokenSet, *, window: int, max_tokens: int | None = None) -> LayerObservations:
+    """What is observed, after which nothing is hooked to the model."""
+    observed = observe_layers(run_of(model, window=window), tokens, max_tokens=max_tokens or tokens.num_tokens, **QUIET)
     assert isinstance(observed, LayerObservations), observed
-    return model, observed
+    assert not any(module._forward_hooks for module in model.modules())
+    return observed
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -39,8 +38,9 @@ def test_equals_written_out_weights_and_losses(
     case: laws.Case, token_set: Callable[..., TokenSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = token_set([170])
-    model, observed = observe(case, tokens, max_tokens=140)
-    config, lead, window = model.config, observed.full_after, case.window
+    model, window = case.build(), case.window
+    observed = observe(model, tokens, window=window, max_tokens=140)
+    config, lead = model.config, observed.full_after
     length = lead + observed.num_windows * window
     pieces = tokens.cut(length)
     whole = [i for i, n in enumerate(pieces.lengths) if n == length]
@@ -54,8 +54,7 @@ def test_equals_written_out_weights_and_losses(
 
     def spy_on_attention(layer: Any, config: Any, query: Any, memory: Any, seen: Any) -> Any:
         out = attend(layer, config, query, memory, seen)
-        slots = memory.compressed + memory.memory + seen
-        weights.append((layer, [float(slot.received[-1]) for slot in slots]))
+        weights.append((layer, [float(slot.received[-1]) for slot in memory.compressed + memory.memory + seen]))
         return out
 
     def spy_on_loss(*args: Any, **kwargs: Any) -> Any:
@@ -65,12 +64,10 @@ def test_equals_written_out_weights_and_losses(
 
     monkeypatch.setattr(naive, "_attend", spy_on_attention)
     monkeypatch.setattr(naive, "_end_window", spy_on_loss)
-    num_slots = config.compressed + config.memory + window
     for row, index in enumerate(chosen):
-        text = torch.from_numpy(pieces.read(index, start=0, stop=length).astype(np.int64))
         weights.clear(), losses.clear()
-        naive.run(model, config, torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None])
-        expected = np.zeros((config.num_layers, num_slots))
+        naive.run(model, config, text_and_inputs(pieces, index, start=0, stop=length)[1])
+        expected = np.zeros((config.num_layers, config.compressed + config.memory + window))
         for i, layer in enumerate(model.layers):
             of_layer = [weight for owner, weight in weights if owner is layer][lead:]
             assert len(of_layer) == observed.num_windows * window
@@ -94,10 +91,10 @@ def without_queries(model: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_buckets_sum_to_one_and_pairs_are_unbiased(case: laws.Case, token_set: Callable[..., TokenSet]) -> None:
-    model, observed = observe(case, token_set([300, 200]))
+    model, tokens = case.build(), token_set([300, 200])
+    observed = observe(model, tokens, window=case.window)
     without_queries(model)
-    flat = observe_layers(run_of(model, window=case.window), token_set([300, 200]), max_tokens=500, **QUIET)
-    assert isinstance(flat, LayerObservations)
+    flat = observe(model, tokens, window=case.window)
     for seen in (observed, flat):
         figures = attention_by_position(seen)
         for regions in (figures["regions"], *figures["by_layer"]):
@@ -120,12 +117,9 @@ def test_buckets_sum_to_one_and_pairs_are_unbiased(case: laws.Case, token_set: C
 def test_a_pair_is_a_query_and_a_slot_that_it_sees(variant: str, token_set: Callable[..., TokenSet]) -> None:
     """Without queries, each that sees the last `memory` steps gives all of them the same weight."""
     case = laws.Case("transformer_xl", variant)
-    run = run_of(case.build(), window=case.window)
-    model: Any = run.model
+    model: Any = case.build()
     without_queries(model)
-    observed = observe_layers(run, token_set([300]), max_tokens=300, **QUIET)
-    assert isinstance(observed, LayerObservations)
-    regions = attention_by_position(observed)["regions"]
+    regions = attention_by_position(observe(model, token_set([300]), window=case.window))["regions"]
     per_slot = np.array([regions[name]["weight_per_slot"] for name in ("memory", "window")])
     np.testing.assert_allclose(per_slot[per_slot > 0], 1 / model.config.memory)
     assert (per_slot == 0).sum() <= 2  # buckets of the oldest slot of memory, which no query sees
@@ -136,9 +130,10 @@ def test_what_is_not_there_is_said(token_set: Callable[..., TokenSet]) -> None:
     wavenet = run_of(laws.Case("wavenet", "classic").build(), window=4)
     assert observe_layers(wavenet, tokens, max_tokens=300, **QUIET) == "the model has no attention"
     for case in (laws.Case("transformer_xl", "pre"), laws.Case("compressive_transformer", "max-tied")):
-        _, observed = observe(case, tokens)
+        observed = observe(case.build(), tokens, window=case.window)
         assert "no compressor" in compression_loss_by_layer(observed, kind="none")["absent"]
-    assert "compressed" not in attention_by_position(observe(CASES[-1], tokens)[1])["regions"]
+    observed = observe(CASES[-1].build(), tokens, window=CASES[-1].window)
+    assert "compressed" not in attention_by_position(observed)["regions"]
     model = CASES[0].build()
     run = run_of(model, window=CASES[0].window)
     said = observe_layers(run, token_set([model.config.steps_to_full + 1] * 9), max_tokens=300, **QUIET)
@@ -147,14 +142,8 @@ def test_what_is_not_there_is_said(token_set: Callable[..., TokenSet]) -> None:
         observe_layers(run, tokens, max_tokens=15, **QUIET)
 
 
-def test_hooks_are_gone_afterwards(token_set: Callable[..., TokenSet]) -> None:
-    model, _ = observe(CASES[0], token_set([300]))
-    assert not any(module._forward_hooks for module in model.modules())
-
-
 def test_buckets_share_what_lies_on_an_edge() -> None:
-    np.testing.assert_allclose(
-        in_buckets(np.array([1.0, 2.0, 4.0, 8.0]), num_buckets=3), [1 + 2 / 3, 4 / 3 + 8 / 3, 4 / 3 + 8]
-    )
+    three = in_buckets(np.array([1.0, 2.0, 4.0, 8.0]), num_buckets=3)
+    np.testing.assert_allclose(three, [1 + 2 / 3, 4 / 3 + 8 / 3, 4 / 3 + 8])
     np.testing.assert_allclose(in_buckets(np.arange(12.0)), [1, 5, 9, 13, 17, 21])
     np.testing.assert_allclose(in_buckets(np.array([6.0])), np.ones(6))

@@ -72,11 +72,8 @@ def run(*arguments: str) -> tuple[int, tuple[str, dict[str, Any]]]:
     return run_command("test", "test", "A test.", [DRAW], ["draw", *arguments]), CALLS.pop()
 
 
-def test_defaults_are_the_functions_own() -> None:
+def test_arguments_reach_fields_and_settings_and_defaults_are_the_functions_own() -> None:
     assert run("ab") == (2, ("draw", {"path": "ab", "names": None, "size": Size(3, 4), "overrides": []}))
-
-
-def test_arguments_reach_fields_and_settings() -> None:
     code, (_, values) = run("a", "x=1", "--width", "7", "--ink", "black", "y=2", "--name", "n", "m", "z=3")
     assert code == 1 and values["size"] == Size(7, 4) and values["names"] == ["n", "m"]
     assert sorted(values["overrides"]) == ["pen.ink=black", "x=1", "y=2", "z=3"]
@@ -87,14 +84,12 @@ def test_another_function_gets_the_arguments_that_it_takes() -> None:
 
 
 def test_a_domain_of_another_package_names_its_verbs(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    shapes = type(
-        "Shapes", (Domain,), {"kind": "shapes", "runs": "shapes", "verbs": {"sample": f"{HERE}:sample_shapes"}}
-    )
+    known = {"kind": "shapes", "runs": "shapes", "verbs": {"sample": f"{HERE}:sample_shapes"}}
+    shapes = type("Shapes", (Domain,), known)
     shapes.__abstractmethods__ = frozenset()
     registered = SimpleNamespace(load=lambda: shapes)
     monkeypatch.setattr("waveform.domain.entry_points", lambda group, name: [registered] if name == "shapes" else [])
-    config = {"dataset": {"modality": {"kind": "shapes"}}}
-    monkeypatch.setattr("waveform.domain.read_config", lambda run_dir: config)
+    monkeypatch.setattr("waveform.domain.read_config", lambda run_dir: {"dataset": {"modality": {"kind": "shapes"}}})
     assert waveform.cli.main(["sample", str(tmp_path)]) == 0
     assert CALLS.pop() == ("sample_shapes", {"run_dir": tmp_path})
 

@@ -17,7 +17,6 @@ from waveform.quality import measure
 from waveform.quality.clip import Clip, measure_clip
 from waveform.runs.opened import average_weights
 from waveform.speech.run import load
-from waveform.system.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +53,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--quality", "--num", "3", "--seconds", "1", "--temperature", "0.9", "--seed", "7"]
 
 
-def test_quality_is_shown_beside_real_clips_and_noise(
-    place: Path, few: list[str], tmp_path: Path, capsys: Capsys
-) -> None:
+def test_quality_is_beside_real_clips_and_noise(place: Path, few: list[str], tmp_path: Path, capsys: Capsys) -> None:
     quality = figures_of(tmp_path / "e.json", "evaluate", place / "run", *few)["quality"]
     shown = capsys.readouterr().out
     assert "wavenet (3)" in shown and "real, held out (3)" in shown and "white noise (3)" in shown
@@ -67,11 +64,6 @@ def test_quality_is_shown_beside_real_clips_and_noise(
     assert real["Frechet distance"]["value"] < samples["Frechet distance"]["value"]
     figure = samples["mean level"]
     assert figure["low"] < figure["value"] < figure["high"]
-
-
-def test_settings_of_quality_need_it() -> None:
-    with pytest.raises(UserError, match="--seed is only for --quality"):
-        measure.QualityConfig(seed=7)
 
 
 def test_samples_are_those_of_the_command(place: Path, few: list[str], tmp_path: Path) -> None:
@@ -113,6 +105,7 @@ def test_samples_are_drawn_with_the_weights_that_are_scored(
 
 def test_what_cannot_be_measured_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     run = place / "run"
+    assert "--seed is only for --quality" in mistake(["evaluate", run, "--seed", 7], capsys)
     assert "quality needs at least 3 samples" in mistake(["evaluate", run, "--quality", "--num", "2"], capsys)
     assert "give 1 to 60" in mistake(["evaluate", run, "--quality", "--seconds", "0.5"], capsys)
     assert "temperature" in mistake(["evaluate", run, "--quality", "--temperature", "-1"], capsys)

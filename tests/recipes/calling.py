@@ -5,6 +5,8 @@ from functools import partial
 from recipes.cli import main
 from tests import calling
 
+Capsys = calling.Capsys
 run = partial(calling.cli, main=main)
 figures_of = partial(calling.figures_of, main=main)
+said = partial(calling.said, main=main)
 mistake = partial(calling.mistake, main=main, name="recipes")

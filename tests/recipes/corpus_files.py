@@ -56,10 +56,8 @@ def write_source(recipe: str, folder: Path) -> Path:
     if recipe == "text8":
         return write_folder(folder, {"text8": " ".join(sentences(600))}) / "text8"
     if recipe == "wikitext103":
-        files = {
-            f"wikitext-103/wiki.{split}.tokens": _wikitext(n, n)
-            for split, n in (("train", 600), ("valid", 60), ("test", 90))
-        }
+        sizes = {"train": 600, "valid": 60, "test": 90}
+        files = {f"wikitext-103/wiki.{split}.tokens": _wikitext(n, n) for split, n in sizes.items()}
         return _archive(folder / "wikitext-103-v1.zip", "zip", files)
     if recipe == "pg19":
         books = {
@@ -72,16 +70,9 @@ def write_source(recipe: str, folder: Path) -> Path:
         base = "1-billion-word-language-modeling-benchmark-r13output"
         train = f"{base}/training-monolingual.tokenized.shuffled/news.en-0000"
         heldout = f"{base}/heldout-monolingual.tokenized.shuffled/news.en.heldout-0000"
-        return write_folder(
-            folder,
-            {
-                f"{train}1-of-00100": _lines(200, 1),
-                f"{train}2-of-00100": _lines(200, 2),
-                f"{heldout}0-of-00050": _lines(40, 3),
-                f"{heldout}1-of-00050": _lines(30, 4),
-                f"{heldout}2-of-00050": _lines(20, 5),
-            },
-        )
+        files = {f"{train}{i}-of-00100": _lines(200, i) for i in (1, 2)}
+        files |= {f"{heldout}{i}-of-00050": _lines(40 - 10 * i, 3 + i) for i in range(3)}
+        return write_folder(folder, files)
     if recipe == "ptb":
         files = {
             f"simple-examples/data/ptb.{split}.txt": "".join(f" {line} \n" for line in sentences(n, seed=n))
@@ -89,8 +80,5 @@ def write_source(recipe: str, folder: Path) -> Path:
         }
         return _archive(folder / "simple-examples.tgz", "gztar", files)
     assert recipe == "folder"
-    return write_folder(
-        folder / "texts",
-        {f"shelf {i % 2}/book {i}.txt": _lines(40 + i, i) for i in range(12)}
-        | {"notes.md": "not text", "empty.txt": ""},
-    )
+    books = {f"shelf {i % 2}/book {i}.txt": _lines(40 + i, i) for i in range(12)}
+    return write_folder(folder / "texts", books | {"notes.md": "not text", "empty.txt": ""})

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs.sweep import sweep
 from tests.content import content
 from tests.ranks.run_ranks import command_on_ranks
-from tests.recipes.calling import figures_of, mistake, run
+from tests.recipes.calling import Capsys, figures_of, mistake, printed, run
 from tests.recipes.corpus_files import write_source
 from tests.test_cli import words
 from waveform.engine.dataset import read_dataset
@@ -24,7 +25,6 @@ from waveform.engine.metrics import read_metrics
 from waveform.runs.scoring import EvaluateOptions
 from waveform.verbs.evaluate import evaluate
 
-PROMPTS = {"text8": "kaka lolo", "enwik8": "kaka lolo", "folder": "kaka lolo"}
 SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=4"]
 
 
@@ -32,8 +32,7 @@ SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source, a data set and a short run on words."""
     place = tmp_path_factory.mktemp("odd [name], a=b")
-    source = write_source("wikitext103", place / "source")
-    run("prepare", "wikitext103", source, place / "data", "corpus.check=false")
+    run("prepare", "wikitext103", write_source("wikitext103", place / "source"), place / "data", "corpus.check=false")
     run("train", place / "data", place / "run", "preset=smoke", *SHORT)
     return place
 
@@ -50,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("wikitext103", "transformer_xl", marks=pytest.mark.slow),
     ],
 )
-def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: Capsys) -> None:
     source = write_source(recipe, tmp_path / "source")
     data, run_dir = tmp_path / "data", tmp_path / "runs" / "run"
     settings = ["corpus.check=false"]
@@ -78,9 +77,9 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
     if model == "compressive_transformer":  # learns something in its few seconds
         vocab_size = json.loads((data / "dataset.json").read_text())["vocab_size"]
         assert figures["nats_per_token"] < 0.9 * math.log(vocab_size)
-    capsys.readouterr()
-    run("sample", run_dir, "--prompt", PROMPTS.get(recipe, "kaka lolo\n"), "--tokens", 20, "--top-k", 40)
-    assert capsys.readouterr().out.startswith("kaka lolo")
+    prompt = "kaka lolo" if recipe in ("text8", "enwik8", "folder") else "kaka lolo\n"
+    text = printed("sample", run_dir, "--prompt", prompt, "--tokens", 20, "--top-k", 40)
+    assert text.startswith("kaka lolo")
 
 
 @pytest.mark.slow
@@ -112,32 +111,28 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: Capsys) -> None:
     """A run of train.state=carry carries memory from each document to the next, unless --protocol says otherwise."""
     data, carried, reset = tmp_path / "data", tmp_path / "carried", tmp_path / "reset"
     run("prepare", "folder", write_source("folder", tmp_path / "source"), data, "corpus.test=0.4")
     run("train", data, carried, "preset=smoke", *SHORT, "train.state=carry")
     run("train", data, reset, "preset=smoke", *SHORT)
-    figures = {}
-    for name, options in {"default": [], "carry": ["--protocol", "carry"], "utterance": ["--protocol", "utterance"],
-                          "rows": ["--rows", 4]}.items():  # fmt: skip
-        figures[name] = figures_of(tmp_path / f"{name}.json", "evaluate", carried, *options)
-    assert figures["default"]["num_utterances"] > 1
-    assert figures["default"]["nats_per_token"] == figures["carry"]["nats_per_token"]
-    assert figures["default"]["nats_per_token"] != figures["utterance"]["nats_per_token"]
-    states = {name: entry["state"] for name, entry in figures.items()}
-    assert states["default"] == states["carry"] == "by carry" and states["utterance"] == "by utterance"
-    assert "pieces" in states["rows"]
+    default, carry, utterance, rows = (
+        figures_of(tmp_path / "f.json", "evaluate", carried, *options)
+        for options in ([], ["--protocol", "carry"], ["--protocol", "utterance"], ["--rows", 4])
+    )
+    assert default["num_utterances"] > 1
+    assert default["nats_per_token"] == carry["nats_per_token"] != utterance["nats_per_token"]
+    assert default["state"] == carry["state"] == "by carry" and utterance["state"] == "by utterance"
+    assert "pieces" in rows["state"]
     assert "leave one of them out" in mistake(["evaluate", carried, "--rows", 4, "--protocol", "carry"], capsys)
     assert "would be scored with state by carry and by utterance" in mistake(["compare", carried, reset], capsys)
     assert "with --rows, which report has too" in mistake(["report", carried, reset], capsys)
     compared = figures_of(tmp_path / "compared.json", "compare", carried, reset, "--protocol", "utterance")
-    assert compared[0]["nats_per_token"] == pytest.approx(figures["utterance"]["nats_per_token"])
+    assert compared[0]["nats_per_token"] == pytest.approx(utterance["nats_per_token"])
 
 
-def test_a_run_that_has_the_setting_of_speech_resumes(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_the_setting_of_speech_resumes(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """`train.sample_seconds` was a setting of text runs too, and did nothing there."""
     command = ["train", place / "data", tmp_path / "run", "preset=smoke", *SHORT]
     shutil.copytree(place / "run", tmp_path / "run")
@@ -150,31 +145,24 @@ def test_a_run_that_has_the_setting_of_speech_resumes(
     assert "contains a run with a different configuration" in mistake([*command, "train.lr=1"], capsys)
 
 
-def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = {}
-    for name, options in {
-        "trained": [],
-        "the same, given": ["--memory", 16, "--compressed", 8],
-        "longer": ["--memory", 32, "--compressed", 24],
-        "rows": ["--rows", 7],
-    }.items():
-        figures[name] = figures_of(tmp_path / "f.json", "evaluate", place / "run", *options)
-    assert figures["trained"]["perplexity"] == figures["the same, given"]["perplexity"]
-    assert figures["trained"]["perplexity"] != figures["longer"]["perplexity"]
-    assert figures["longer"]["compressed"] == figures["longer"]["model_config"]["compressed"] == 24
-    assert figures["longer"]["num_parameters"] == figures["trained"]["num_parameters"]
-    assert figures["rows"]["num_tokens"] == figures["trained"]["num_tokens"]
-    assert figures["rows"]["perplexity"] != figures["trained"]["perplexity"]
+def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    trained, given, longer, rows = (
+        figures_of(tmp_path / "f.json", "evaluate", place / "run", *options)
+        for options in ([], ["--memory", 16, "--compressed", 8], ["--memory", 32, "--compressed", 24], ["--rows", 7])
+    )
+    assert trained["perplexity"] == given["perplexity"] != longer["perplexity"]
+    assert longer["compressed"] == longer["model_config"]["compressed"] == 24
+    assert longer["num_parameters"] == trained["num_parameters"]
+    assert rows["num_tokens"] == trained["num_tokens"] and rows["perplexity"] != trained["perplexity"]
     assert "cut for speed, state reset at the start of 7 pieces" in capsys.readouterr().out
 
 
-def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare(tmp_path: Path, capsys: Capsys) -> None:
     run("prepare", "folder", write_source("folder", tmp_path / "source"), tmp_path / "data", "corpus.test=0.6")
     shutil.copytree(tmp_path / "data", tmp_path / "other")  # the same documents
     runs = [tmp_path / name for name in ("one", "two", "three")]
     for run_dir, steps, data in zip(runs, (2, 6, 2), ("data", "data", "other"), strict=True):
-        limits = [f"train.max_steps={steps}", "train.evaluate_every=2"]
-        run("train", tmp_path / data, run_dir, "preset=smoke", *limits)
+        run("train", tmp_path / data, run_dir, "preset=smoke", f"train.max_steps={steps}", "train.evaluate_every=2")
     capsys.readouterr()
     first, second, third = figures_of(tmp_path / "c.json", "compare", *runs, "--plot", tmp_path / "c.png")
     table = capsys.readouterr().out
@@ -185,9 +173,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--compressed", "16,4,8", "--memory", 20]
-    result = figures_of(tmp_path / "sweep.json", "sweep", place / "run", *options)
+def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    result = figures_of(tmp_path / "sweep.json", "sweep", place / "run", "--compressed", "16,4,8", "--memory", 20)
     table = capsys.readouterr().out
     entries, chosen = result["sizes"], result["chosen"]
     assert [entry["compressed"] for entry in entries] == [4, 8, 16]
@@ -210,7 +197,7 @@ def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, caps
     assert [(entry["compressed"], entry["memory"]) for entry in result["sizes"]] == [(4, 8), (4, 16), (8, 8), (8, 16)]
 
 
-def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     before = content(place / "run")
     plain = figures_of(tmp_path / "plain.json", "evaluate", place / "run")
     arguments = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
@@ -231,7 +218,7 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pyt
     assert before == content(place / "run")
 
 
-def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyse(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     options = ["--tokens", 4000, "--split", "train", "--plot", tmp_path / "a.png"]
     figures = figures_of(tmp_path / "a.json", "analyse", place / "run", place / "run", *options)
     assert len(figures["runs"]) == 2 and figures["unit"] == "token"
@@ -250,11 +237,10 @@ def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "is not a .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
 
 
-def test_samples_continue_held_out_documents(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_continue_held_out_documents(place: Path, capsys: Capsys) -> None:
     """The prefix is the document's, then what the first one's gives as a prompt, others drawn apart, then the truth."""
-    capsys.readouterr()
-    run("sample", place / "run", "--documents", 3, "--prefix", 9, "--tokens", 5, "--split", "valid", "--seed", 4)
-    lines = capsys.readouterr().out.splitlines()
+    sample = partial(printed, "sample", place / "run")
+    lines = sample("--documents", 3, "--prefix", 9, "--tokens", 5, "--split", "valid", "--seed", 4).splitlines()
     data = read_dataset(place / "data")
     tokens, tokenizer = data.open_split("valid"), load_tokenizer(place / "data")
     assert len(tokens) == 1
@@ -267,26 +253,19 @@ def test_samples_continue_held_out_documents(place: Path, capsys: pytest.Capture
     assert part.endswith(f"=== as it goes on\n{detokenize(tokenizer.decode(truth))}\n")
     for number, start in enumerate((0, middle)):
         prompt = tokenizer.decode(tokens.read(0, start=start, stop=start + 9).tolist())
-        run("sample", place / "run", "--prompt", prompt, "--tokens", 5, "--seed", 4)
-        continued = capsys.readouterr().out.rstrip("\n").removeprefix(prompt)
+        continued = sample("--prompt", prompt, "--tokens", 5, "--seed", 4).rstrip("\n").removeprefix(prompt)
         made = "\n".join(lines[headers[number] :]).split("step 4\n")[1].split("\n=== as")[0]
         assert (made.split() == detokenize(continued).split()) == (number == 0)
     assert _evenly_spaced(tokens.cut(-(-tokens.num_tokens // 7)), 3)[1] == [0, 2, 4]
-    run("sample", place / "run", "--documents", 1, "--prefix", 10**6, "--tokens", 1, "--split", "valid")
-    assert capsys.readouterr().out.endswith("=== as it goes on\n\n\n")  # all of it is read, and nothing follows
+    whole = sample("--documents", 1, "--prefix", 10**6, "--tokens", 1, "--split", "valid")
+    assert whole.endswith("=== as it goes on\n\n\n")  # all of it is read, and nothing follows
     both = ["sample", place / "run", "--documents", 1, "--prompt", "kaka"]
     assert "--prompt and --documents both" in mistake(both, capsys)
     assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0], capsys)
 
 
-def test_samples_depend_on_prompt_and_seed_alone(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def sample(*options: Any) -> str:
-        capsys.readouterr()
-        run("sample", place / "run", "--tokens", 30, *options)
-        return capsys.readouterr().out
-
+def test_samples_depend_on_prompt_and_seed_alone(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    sample = partial(printed, "sample", place / "run", "--tokens", 30)
     (tmp_path / "prompt.txt").write_text("kaka lolo")
     text = sample("--prompt", "kaka lolo", "--seed", 1)
     assert text == sample("--prompt", tmp_path / "prompt.txt", "--seed", 1) != sample("--prompt", "kaka lolo")
@@ -296,61 +275,50 @@ def test_samples_depend_on_prompt_and_seed_alone(
     assert "1 of 2 words of the prompt are not in the vocabulary" in capsys.readouterr().err
 
 
-MISTAKES: dict[str, tuple[str, str]] = {
-    "an unknown recipe": ("prepare enwik9 P/source T/d", "choose one of enwik8, text8"),
-    "no source": ("prepare enwik8 T/none T/d", "no such file or folder"),
-    "an unknown setting": ("prepare folder P/ T/d corpus.chek=1", "corpus.check, "),
-    "a value of the wrong type": ("prepare folder P/ T/d corpus.check=maybe", "corpus:"),
-    "tokens that the recipe does not offer": (
-        "prepare wikitext103 P/source T/d corpus.tokens=bytes",
-        "wikitext103 is read as words",
-    ),
-    "data that exists already": (
-        "prepare wikitext103 P/source/wikitext-103-v1.zip P/data",
-        "is not empty; give a new folder",
-    ),
-    "a slice instead of the corpus": (
-        "prepare wikitext103 P/source/wikitext-103-v1.zip T/d",
-        "not 103,227,021. Expected: wiki.train.tokens",
-    ),
-    "a different corpus": ("prepare ptb P/source/wikitext-103-v1.zip T/d", "ptb.train.txt"),
-    "too few files": ("prepare folder P/source T/d", "at least 3"),
-    "no data": ("train T/x T/r", "give a folder of audio or a prepared data set"),
-    "data of a different recipe": ("train ptb P/data T/r preset=smoke", "was prepared as wikitext103, not as ptb"),
-    "a recipe instead of data": ("train enwik8 T/r", "no such folder: enwik8; give a prepared data set"),
-    "no such preset": (
+MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
+    ("prepare enwik9 P/source T/d", "choose one of enwik8, text8"),
+    ("prepare enwik8 T/none T/d", "no such file or folder"),
+    ("prepare folder P/ T/d corpus.chek=1", "corpus.check, "),
+    ("prepare folder P/ T/d corpus.check=maybe", "corpus:"),
+    ("prepare wikitext103 P/source T/d corpus.tokens=bytes", "wikitext103 is read as words"),
+    ("prepare wikitext103 P/source/wikitext-103-v1.zip P/data", "is not empty; give a new folder"),
+    # A slice instead of the corpus, another corpus, and too few files
+    ("prepare wikitext103 P/source/wikitext-103-v1.zip T/d", "not 103,227,021. Expected: wiki.train.tokens"),
+    ("prepare ptb P/source/wikitext-103-v1.zip T/d", "ptb.train.txt"),
+    ("prepare folder P/source T/d", "at least 3"),
+    ("train T/x T/r", "give a folder of audio or a prepared data set"),
+    ("train ptb P/data T/r preset=smoke", "was prepared as wikitext103, not as ptb"),
+    ("train enwik8 T/r", "no such folder: enwik8; give a prepared data set"),
+    (
         "train P/data T/r preset=big",
         "choose one of cpu, dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",
     ),
-    "no such study": ("train P/data T/r study=table9", "table5_max"),
-    "cutoffs beyond the vocabulary": ("train P/data T/r preset=small", "model.cutoffs is [20000, 40000, 200000]"),
-    "evaluate an unknown split": ("evaluate P/run --split dev", "has no split 'dev'"),
-    "evaluate text as an agent": ("evaluate P/run --delays 3", "--delays is not for runs on text; leave it out"),
-    "compare texts as agents": ("compare P/run --envs 3", "--envs is not for runs on text; leave it out"),
-    "evaluate zero rows": ("evaluate P/run --rows 0", "--rows is 0"),
-    "draw text by distance": ("evaluate P/run --plot T/a.png", "bits by distance, which only runs on recall have"),
-    "evaluate text by clips": ("evaluate P/run --protocol clip", "--protocol clip is for runs on audio; leave it out"),
-    "evaluate with negative memory": ("evaluate P/run --memory -1", "model.memory is -1"),
-    "sweep without": (
+    ("train P/data T/r study=table9", "table5_max"),
+    ("train P/data T/r data.labels=folder", "unknown setting"),
+    ("train P/data T/r preset=small", "model.cutoffs is [20000, 40000, 200000]"),  # beyond the vocabulary
+    ("train P/data T/r recipe=enwik8", "recipe is enwik8, but the data is of wikitext103; leave"),
+    ("evaluate P/run --split dev", "has no split 'dev'"),
+    ("evaluate P/run --delays 3", "--delays is not for runs on text; leave it out"),
+    ("compare P/run --envs 3", "--envs is not for runs on text; leave it out"),
+    ("evaluate P/run --rows 0", "--rows is 0"),
+    ("evaluate P/run --plot T/a.png", "bits by distance, which only runs on recall have"),
+    ("evaluate P/run --protocol clip", "--protocol clip is for runs on audio; leave it out"),
+    ("evaluate P/run --memory -1", "model.memory is -1"),
+    (
         "sweep P/run --compressed 4,0",
         "the run was not trained with compressed 0, which has other parameters; give another size",
     ),
-    "draw over the figures": ("analyse P/run --json T/a.png --plot T/x/../a.png", "would be one file, "),
-    "draw over the figures of a sweep": ("sweep P/run --memory 8 --json T/./a.png", "a.png; give --json another name"),
-    "train on another recipe": (
-        "train P/data T/r recipe=enwik8",
-        "recipe is enwik8, but the data is of wikitext103; leave",
-    ),
-    "sample zero tokens": ("sample P/run --tokens 0", "--tokens is 0"),
-    "sample from a split": ("sample P/run --split valid", "--prefix and --split are for --documents; give it too"),
-    "sample text in 8 bits": ("sample P/run --int8", "--int8 is for runs on audio"),
-    "sample from an empty nucleus": ("sample P/run --top-p 0", "top-p is 0"),
-}
+    ("analyse P/run --json T/a.png --plot T/x/../a.png", "would be one file, "),
+    ("sweep P/run --memory 8 --json T/./a.png", "a.png; give --json another name"),
+    ("sample P/run --tokens 0", "--tokens is 0"),
+    ("sample P/run --split valid", "--prefix and --split are for --documents; give it too"),
+    ("sample P/run --int8", "--int8 is for runs on audio"),
+    ("sample P/run --top-p 0", "top-p is 0"),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line(name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command, says = MISTAKES[name]
+@pytest.mark.parametrize(("command", "says"), MISTAKES)
+def test_a_mistake_is_one_line(command: str, says: str, place: Path, tmp_path: Path, capsys: Capsys) -> None:
     before = sorted(place.rglob("*"))
     assert says in mistake(words(command, place, tmp_path), capsys)
     assert sorted(place.rglob("*")) == before
@@ -359,7 +327,7 @@ def test_a_mistake_is_one_line(name: str, place: Path, tmp_path: Path, capsys: p
 
 
 @pytest.mark.slow
-def test_a_page_of_two_runs(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_of_two_runs(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """Of words, without players."""
     page, marked = tmp_path / "page.html", tmp_path / "<b>a"
     run("train", place / "data", marked, "preset=smoke", "seed=1", *SHORT)
@@ -384,7 +352,7 @@ def test_a_page_of_two_runs(place: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert content(place / "run") == before
 
 
-def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path, capsys: Capsys) -> None:
     data, run_dir = tmp_path / "data", tmp_path / "run"
     run("prepare", "text8", write_source("text8", tmp_path / "source"), data, "corpus.check=false")
     run("train", data, run_dir, "preset=smoke", *SHORT)
@@ -399,10 +367,9 @@ def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path, capsys: pytest.Ca
 def test_validation_in_training_fills_its_rows(place: Path) -> None:
     """WikiText's validation split is one document; a quick look cuts it into a piece per row and scores it all."""
     (look,) = (record for record in read_metrics(place / "run") if record["kind"] == "evaluate")
-    nats = {}
-    for rows in (None, 16):
-        options = EvaluateOptions(rows=rows, split="valid")
-        figures = evaluate(place / "run", options, device="cpu", show_progress=False)
-        nats[rows] = figures["nats_per_token"]
-    assert look["nll_nats"] == pytest.approx(nats[16], rel=1e-6)
-    assert look["nll_nats"] != pytest.approx(nats[None], rel=1e-6)
+    by_rows, whole = (
+        evaluate(place / "run", EvaluateOptions(rows=rows, split="valid"), device="cpu", show_progress=False)
+        for rows in (16, None)
+    )
+    assert look["nll_nats"] == pytest.approx(by_rows["nats_per_token"], rel=1e-6)
+    assert look["nll_nats"] != pytest.approx(whole["nats_per_token"], rel=1e-6)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from recipes.corpora import catalogue, sources
 from recipes.corpora.catalogue import RECIPES, find_recipe
@@ -18,7 +19,7 @@ from recipes.corpora.recipe import CorpusConfig, open_corpus
 from recipes.corpora.sources import open_source
 from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs.prepare import prepare
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import Capsys, mistake, run
 from tests.recipes.corpus_files import sentences, write_folder, write_source
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.system.errors import UserError
@@ -38,12 +39,12 @@ def files_of(recipe: str, source: Path, config: CorpusConfig = UNCHECKED) -> dic
     return {split: [document.name for document in documents] for split, documents in found.items()}
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, name: str, **expected: Any) -> None:
+def publish(monkeypatch: MonkeyPatch, name: str, **expected: Any) -> None:
     """Make the recipe `name` expect something small."""
     monkeypatch.setitem(catalogue.RECIPES, name, dataclasses.replace(RECIPES[name], **expected))
 
 
-def test_enwik8_is_cut_at_90_and_95_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enwik8_is_cut_at_90_and_95_percent(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     text = bytes(range(256)) * 10
     publish(monkeypatch, "enwik8", size_bytes=2560, md5=hashlib.md5(text).hexdigest())
     (tmp_path / "raw").write_bytes(text)
@@ -66,9 +67,7 @@ def test_enwik8_is_cut_at_90_and_95_percent(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("content", "words"), [(b"x" * 2559, "has 2,559 bytes"), (b"y" * 2560, "MD5"), (b"", "has 0 bytes")]
 )
-def test_a_wrong_or_cut_file_is_refused(
-    content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_or_cut_file_is_refused(content: bytes, words: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     publish(monkeypatch, "enwik8", size_bytes=2560, md5=hashlib.md5(b"x" * 2560).hexdigest())
     (tmp_path / "enwik8").write_bytes(content)
     with pytest.raises(UserError, match=words) as error:
@@ -106,7 +105,7 @@ def test_the_checksum_at_the_end_of_an_archive_is_read(tmp_path: Path) -> None:
         prepare("ptb", path, tmp_path / "data", ["corpus.check=false"], show_progress=False)
 
 
-def test_wikitext_tokens_are_words_and_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wikitext_tokens_are_words_and_line_ends(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     source = write_source("wikitext103", tmp_path / "source")
     with zipfile.ZipFile(source) as archive:
         texts = {s: archive.read(f"wikitext-103/wiki.{s}.tokens").decode() for s in ("train", "valid", "test")}
@@ -130,17 +129,16 @@ def test_wikitext_tokens_are_words_and_line_ends(tmp_path: Path, monkeypatch: py
 
 
 def test_pg19_divides_by_its_own_words_and_compares_them_with_the_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     source = write_source("pg19", tmp_path / "source")
     settings = ["corpus.vocab_size=300"]
     with pytest.raises(UserError, match="train split has 2 files, not 28,602"):
         prepare("pg19", source, tmp_path / "no", settings, show_progress=False)
     counted = prepare("pg19", source, tmp_path / "counted", [*settings, "corpus.check=false"], show_progress=False)
-    folders = {"train": "train", "valid": "validation", "test": "test"}
     words = {
         split: sum(len(path.read_bytes().split()) for path in (source / folder).iterdir())
-        for split, folder in folders.items()
+        for split, folder in {"train": "train", "valid": "validation", "test": "test"}.items()
     }
     assert counted.sources["words"] == words and set(counted.sources["words_are"].values()) == {"counted"}
     expected = {**words, "valid": 3_007_061}
@@ -181,9 +179,8 @@ def test_a_folder_is_split_by_file_and_names_decide(tmp_path: Path) -> None:
 
 
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:
-    names = ["a.txt", ".b.txt", "__MACOSX/._a.txt", ".git/c.txt"]
     with zipfile.ZipFile(tmp_path / "texts.zip", "w") as zipped, tarfile.open(tmp_path / "texts.tgz", "w:gz") as tarred:
-        for name in names:
+        for name in ("a.txt", ".b.txt", "__MACOSX/._a.txt", ".git/c.txt"):
             (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "texts" / name).write_text("words")
             zipped.write(tmp_path / "texts" / name, name)
@@ -208,7 +205,7 @@ def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
     }
 
 
-def test_large_files_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_streamed(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """A line of 3 MB, read 16 KB at a time, never needs a third of that in RAM."""
     monkeypatch.setattr(sources, "_BLOCK_BYTES", 1 << 14)
     (tmp_path / "text8").write_text(" ".join(sentences(1000)) * 90)
@@ -230,7 +227,7 @@ def test_an_endless_word_is_refused(tmp_path: Path) -> None:
         list(read_words(document))
 
 
-def test_words_and_bytes_are_counted_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_and_bytes_are_counted_across_blocks(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_BLOCK_BYTES", 3)
     written = ("a bc  def\nghij", " k lm nop ", "qrs tuv\n\nwx yz", "a  b")
     write_folder(tmp_path, {f"{i}.txt": text for i, text in enumerate(written)})
@@ -247,7 +244,7 @@ MARKED = """The licence.\r
 More."""
 
 
-def test_the_licence_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_licence_is_cut_off(tmp_path: Path, capsys: Capsys) -> None:
     books = {"a.txt": "Call me a.\n" * 9, "b.txt": "Call me b.\n" * 7, "c.txt": "Call me c.\n" * 8}
     unmarked = {"unmarked.txt": "Call me nothing.\n"}
     marked = {name: MARKED.format(name=name, text=text) for name, text in books.items()}
@@ -260,7 +257,7 @@ def test_the_licence_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert sum(read_dataset(tmp_path / "whole").sources["bytes"].values()) > 3 * len("The licence.")
 
 
-def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path, capsys: Capsys) -> None:
     """Whole words, in any case, the longer of two first; what is counted is what is read."""
     write_folder(tmp_path / "books", {f"{split}/a.txt": "Bad, a badge: BAD-TEMPERED. badé" for split in SPLITS})
     (tmp_path / "words").write_text("bad\nbad-tempered\n\n")
@@ -274,7 +271,7 @@ def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path, capsys: p
     assert "cannot read corpus.replaced_words" in mistake([*wrong, "corpus.replaced_words=nowhere"], capsys)
 
 
-def test_prepare_says_how_long_documents_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_says_how_long_documents_are(tmp_path: Path, capsys: Capsys) -> None:
     texts = {f"{i}.txt": "word " * num_words for i, num_words in enumerate((10, 20, 30, 2, 2))}
     source = write_folder(tmp_path / "books", texts)
     run("prepare", "folder", source, tmp_path / "data", "corpus.test=0.02", "corpus.valid=0.02")

@@ -16,7 +16,7 @@ from recipes.corpora.tokenizers import load_tokenizer
 from recipes.corpora.vocabulary import read_vocabulary
 from recipes.published import read_published
 from recipes.text import load
-from tests.recipes.calling import figures_of, mistake, run
+from tests.recipes.calling import Capsys, figures_of, mistake, printed, run
 from tests.recipes.corpus_files import sentences, write_source
 from tests.references import published_transformer_xl as reference
 from tests.references.published_transformer_xl import Shape, Weights
@@ -76,8 +76,7 @@ def test_hidden_vectors_and_probabilities_are_those_of_the_code(name: str, tenso
     tokens = torch.randint(shape.vocab_size, (3, 5 * shape.tgt_len), generator=torch.Generator().manual_seed(1))
     expected, log_p = reference.run(weights, shape, tokens)
     with torch.no_grad():
-        state = model.init_state(3, device="cpu", dtype=torch.float64)
-        hidden = model(tokens, state).hidden
+        hidden = model(tokens, model.init_state(3, device="cpu", dtype=torch.float64)).hidden
         # The frequencies of positions are in the file in fp32.
         torch.testing.assert_close(hidden, expected, atol=1e-6, rtol=0)
         torch.testing.assert_close(model.head.logits(hidden).log_softmax(-1), log_p, atol=2e-6, rtol=0)
@@ -103,12 +102,12 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_run_works_in_every_verb(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_works_in_every_verb(source: Path, capsys: Capsys) -> None:
     run_dir, data = source / "run", source / "data"
     tokenizer = load_tokenizer(data)
     assert tokenizer.content() == {"words": _WORDS} and tokenizer.encode_prompt(f"{_WORDS[9]} new").tolist() == [9, 1]
-    run("import", source / "checkpoint", run_dir, "--data", data, "train.max_steps=2", "train.warmup_steps=1")
-    command = capsys.readouterr().out.splitlines()[-1]
+    settings = ["--data", data, "train.max_steps=2", "train.warmup_steps=1"]
+    command = printed("import", source / "checkpoint", run_dir, *settings).splitlines()[-1]
     before = figures_of(source / "before.json", "evaluate", run_dir)
     assert before["step"] == 0 and before["memory"] == 7
     words = own_tokens(load(run_dir, device="cpu"), split="test").read(0, start=0, stop=10**6).astype("int64")
@@ -118,8 +117,8 @@ def test_the_run_works_in_every_verb(source: Path, capsys: pytest.CaptureFixture
     run("import", source / "checkpoint", source / "other", "--data", data, "model.memory=20", "model.clamp_len=0")
     capsys.readouterr()
     assert figures_of(source / "compared.json", "compare", run_dir, source / "other")[1]["difference_nats"] != 0
-    printed = capsys.readouterr().out
-    assert "perplexity by occurrences in training:" in printed and "gain over the first" in printed
+    out = capsys.readouterr().out
+    assert "perplexity by occurrences in training:" in out and "gain over the first" in out
     run("sample", run_dir, "--tokens", "20", "--prompt", " ".join(_WORDS[2:8]))
     run("analyse", run_dir, "--tokens", "300")
     assert command.startswith("to train it: python -m recipes train")
@@ -135,11 +134,10 @@ def nats_of_the_code(shape: Shape, ids: torch.Tensor, *, begin: int) -> float:
     return float(-log_p.gather(-1, ids[None, :, None]).mean())
 
 
-def test_without_text_the_run_can_be_sampled_from(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_text_the_run_can_be_sampled_from(source: Path, capsys: Capsys) -> None:
     run("import", source / "checkpoint", source / "run")
     run("sample", source / "run", "--tokens", "5")
-    message = mistake(["evaluate", source / "run"], capsys)
-    assert "has no split 'test'" in message
+    assert "has no split 'test'" in mistake(["evaluate", source / "run"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_in_weights(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_in_weights(what: str, tmp_path: Path, capsys: Capsys) -> None:
     content, message = MISTAKES[what]
     write_checkpoint(tmp_path, word_shape())
     if isinstance(content, bytes):
@@ -240,26 +238,26 @@ CONFIG_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", CONFIG_MISTAKES)
-def test_mistakes_in_the_configuration(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_in_the_configuration(what: str, tmp_path: Path, capsys: Capsys) -> None:
     changes, message = CONFIG_MISTAKES[what]
     write_checkpoint(tmp_path, word_shape(div_val=1) if what == "one table" else word_shape(), **changes)
     assert message in mistake(["import", tmp_path, tmp_path / "run"], capsys)
 
 
-def test_other_mistakes(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_mistakes(source: Path, capsys: Capsys) -> None:
     checkpoint, run_dir = source / "checkpoint", source / "run"
 
     def message(*arguments: Any) -> str:
         return mistake(["import", *arguments], capsys)
 
-    assert "is not a file of weights, nor a folder with one of" in message(source / "data", run_dir, "--vocabulary",
-                                                                          checkpoint / "vocab.txt")  # fmt: skip
+    line = message(source / "data", run_dir, "--vocabulary", checkpoint / "vocab.txt")
+    assert "is not a file of weights, nor a folder with one of" in line
     assert "no such file or folder" in message(source / "nowhere", run_dir)
     fewer = source / "fewer.txt"
     fewer.write_text("\n".join(_WORDS[:-1]))
     assert f"has {len(_WORDS) - 1:,} words, but the weights" in message(checkpoint, run_dir, "--vocabulary", fewer)
-    wrong = message(checkpoint, run_dir, "--data", source / "data", "--vocabulary", fewer)
-    assert "was prepared with other words" in wrong
+    both = ["--data", source / "data", "--vocabulary", fewer]
+    assert "was prepared with other words" in message(checkpoint, run_dir, *both)
     texts = write_source("folder", source / "texts")
     run("prepare", "folder", texts, source / "bytes")
     assert "is read as bytes" in message(checkpoint, run_dir, "--data", source / "bytes")
@@ -270,9 +268,8 @@ def test_other_mistakes(source: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "config.json is missing" in message(checkpoint, run_dir)
     (checkpoint / "vocab.txt").unlink()
     assert "has no vocab.json or vocab.txt" in message(checkpoint, run_dir)
-    assert "holds words, but folder is read as bytes" in mistake(
-        ["prepare", "folder", texts, source / "new", f"corpus.vocabulary={fewer}"], capsys
-    )
+    prepare = ["prepare", "folder", texts, source / "new", f"corpus.vocabulary={fewer}"]
+    assert "holds words, but folder is read as bytes" in mistake(prepare, capsys)
     assert not run_dir.exists()
 
 
@@ -284,8 +281,7 @@ SYMBOLS = {
 
 
 def symbol_bytes(recipe: str) -> list[int]:
-    symbols = SYMBOLS[recipe]
-    return [int(s) if recipe == "enwik8" else ord(" " if s == "_" else s) for s in symbols]
+    return [int(s) if recipe == "enwik8" else ord(" " if s == "_" else s) for s in SYMBOLS[recipe]]
 
 
 @pytest.fixture(params=SYMBOLS)
@@ -319,12 +315,11 @@ def test_symbols_are_scored_as_by_the_code(symbols: tuple[str, Path, Shape, byte
     run("sample", place / "run", "--tokens", "9", "--prompt", "the s")
 
 
-def test_symbols_without_text(symbols: tuple[str, Path, Shape, bytes], capsys: pytest.CaptureFixture[str]) -> None:
+def test_symbols_without_text(symbols: tuple[str, Path, Shape, bytes], capsys: Capsys) -> None:
     _, place, _, text = symbols
     run("import", place / "checkpoint", place / "run")
-    capsys.readouterr()
-    run("sample", place / "run", "--tokens", "9", "--prompt", "the\ns")
-    assert capsys.readouterr().out.splitlines()[-1].startswith("thes")
+    drawn = printed("sample", place / "run", "--tokens", 9, "--prompt", "the\ns")
+    assert drawn.splitlines()[-1].startswith("thes")
     assert "the prompt contains '%'" in mistake(["sample", place / "run", "--prompt", "%"], capsys)
     (place / "other").write_bytes(text + b"%" + text)
     vocabulary = f"corpus.vocabulary={place / 'checkpoint' / 'vocab.txt'}"

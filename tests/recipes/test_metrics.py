@@ -1,4 +1,4 @@
-"""The papers' metrics from sums and counts, and gains by frequency as in Table 7 of Rae et al. 2019."""
+"""The papers' metrics from sums and counts, gains by frequency as in Table 7 of Rae et al. 2019, and tables of runs."""
 
 import math
 from typing import Any
@@ -8,17 +8,11 @@ import pytest
 
 from recipes.corpora.catalogue import find_recipe
 from recipes.metrics import FREQUENCY_BUCKETS, frequency_bucket, perplexity, text_metrics
-from recipes.text_figures import frequencies_of, with_gain
+from recipes.text_figures import frequencies_of, rows_of, with_gain
 from waveform.engine.evaluator import Evaluation
 
-RESULT = Evaluation(
-    ["a", "b"],
-    np.array([30.0, 10.0]),
-    np.array([12, 8]),
-    "utterance",
-    class_nats=np.array([4.0, 0.0, 36.0]),
-    class_counts=np.array([8, 0, 12]),
-)
+CLASSES = {"class_nats": np.array([4.0, 0.0, 36.0]), "class_counts": np.array([8, 0, 12])}
+RESULT = Evaluation(["a", "b"], np.array([30.0, 10.0]), np.array([12, 8]), "utterance", **CLASSES)
 
 
 def test_buckets_are_the_papers() -> None:
@@ -27,14 +21,13 @@ def test_buckets_are_the_papers() -> None:
     assert names == [">10K", ">10K", "1K-10K", "1K-10K", "100-1K", "100-1K", "<100", "<100"]
 
 
-def test_words() -> None:
-    assert text_metrics(RESULT, find_recipe("wikitext103"), tokens="words", num_bytes=77, num_words=15) == {
-        "perplexity": pytest.approx(math.exp(40 / 20)),
-        "perplexity_by_frequency": {
-            ">10K": {"perplexity": pytest.approx(math.exp(4 / 8)), "num_tokens": 8},
-            "100-1K": {"perplexity": pytest.approx(math.exp(3)), "num_tokens": 12},
-        },
-    }
+def test_words_have_a_perplexity_which_is_infinite_for_a_hopeless_model() -> None:
+    metrics = text_metrics(RESULT, find_recipe("wikitext103"), tokens="words", num_bytes=77, num_words=15)
+    by_frequency = metrics.pop("perplexity_by_frequency")
+    assert metrics == {"perplexity": pytest.approx(math.exp(40 / 20))} and list(by_frequency) == [">10K", "100-1K"]
+    assert by_frequency[">10K"] == {"perplexity": pytest.approx(math.exp(4 / 8)), "num_tokens": 8}
+    assert by_frequency["100-1K"] == {"perplexity": pytest.approx(math.exp(3)), "num_tokens": 12}
+    assert perplexity(1e6, 10) == math.inf and perplexity(6990.0, 10) == pytest.approx(math.exp(699))
 
 
 @pytest.mark.parametrize(
@@ -49,10 +42,6 @@ def test_nats_are_divided_by_what_papers_count(recipe: str, tokens: str, expecte
     """And there are no other metrics."""
     metrics = text_metrics(RESULT, find_recipe(recipe), tokens=tokens, num_bytes=80, num_words=16)
     assert metrics == pytest.approx(expected)
-
-
-def test_a_hopeless_model_has_an_infinite_perplexity() -> None:
-    assert perplexity(1e6, 10) == math.inf and perplexity(6990.0, 10) == pytest.approx(math.exp(699))
 
 
 def figures(run: str, by_frequency: list[float], total: float, *, num_tokens: int = 9) -> dict[str, Any]:
@@ -76,3 +65,13 @@ def test_buckets_of_other_words_are_not_compared() -> None:
     fewer, others = figures("runs/b", [9], 17.1), figures("runs/c", [7.6, 55.9], 17.1, num_tokens=8)
     _, rows = frequencies_of([first, with_gain(fewer, first), with_gain(others, first)])
     assert rows[1:] == [["b", "9.00", "-", "17.10"], ["c", "7.60", "55.90", "17.10"]]
+
+
+def test_runs_of_two_recipes_are_compared_by_what_both_have() -> None:
+    known = {"model": "lstm", "nats_per_token": 1.0, "num_parameters": 1, "train_tokens_seen": 5e4, "train_seconds": 1}
+    known |= {"difference_nats": 0.1, "interval_95": None, "bits_per_byte": 2.0, "unit": "token"}
+    first = {**known, "run": "a/run", "headline": "bits_per_byte", "word_perplexity": 3.0}
+    header, rows = rows_of([first, {**known, "run": "b/run", "headline": "bits_per_character", "origin": "c"}])
+    assert header[:3] == ["run", "bits per byte", "nats/token"] and [row[1] for row in rows] == ["2.0000", "2.0000"]
+    assert [row[0] for row in rows] == ["a/run (lstm)", "b/run (lstm)"]  # the folders have one name
+    assert [row[-1] for row in rows] == ["0.05 M tokens, 1 s", "0.05 M tokens, 1 s, after c"]

@@ -9,42 +9,30 @@ from recipes.corpora.layouts import text_files
 from recipes.corpora.recipe import Recipe
 from recipes.text import compose_config
 from tests.recipes.calling import figures_of, run
-from tests.recipes.corpus_files import sentences
+from tests.recipes.corpus_files import sentences, write_folder
 from waveform.system.errors import UserError
 
 _MODULE = """
 from recipes.corpora.layouts import split_files
 from recipes.corpora.recipe import Recipe
 
-KJV = Recipe(
-    name="kjv",
-    title="the King James Bible",
-    published="kjv.train.txt, kjv.valid.txt and kjv.test.txt of 31,102 verses in all",
-    documents=split_files({split: (f"kjv.{split}.txt",) for split in ("train", "valid", "test")}),
-    tokens="words",
-    headline="perplexity",
-    state="carry",
-)
+FILES = split_files({split: (f"kjv.{split}.txt",) for split in ("train", "valid", "test")})
+KJV = Recipe("kjv", "the King James Bible", "31,102 verses", FILES, "words", "perplexity", state="carry")
 """
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed package with the corpus `kjv`, and two entry points that are mistakes."""
-    site = tmp_path / "site"
-    (site / "my_corpora-1.0.dist-info").mkdir(parents=True)
-    (site / "my_corpora.py").write_text(_MODULE)
-    (site / "my_corpora-1.0.dist-info" / "entry_points.txt").write_text(
-        "[waveform.recipes]\nbroken = my_corpora:GONE\nkjv = my_corpora:KJV\nwrong = my_corpora:KJV\n"
-    )
-    monkeypatch.syspath_prepend(site)
+    points = "[waveform.recipes]\nbroken = my_corpora:GONE\nkjv = my_corpora:KJV\nwrong = my_corpora:KJV\n"
+    files = {"my_corpora.py": _MODULE, "my_corpora-1.0.dist-info/entry_points.txt": points}
+    monkeypatch.syspath_prepend(write_folder(tmp_path / "site", files))
     return tmp_path
 
 
 def test_a_corpus_of_your_own_is_prepared_trained_and_evaluated(package: Path) -> None:
     for split, num in (("train", 300), ("valid", 40), ("test", 50)):
         (package / f"kjv.{split}.txt").write_text("\n".join(sentences(num, seed=num)) + "\n")
-
     assert recipe_names()[-3:] == ["broken", "kjv", "wrong"]
     run("prepare", "kjv", package, package / "data")
     run("train", package / "data", package / "run", "preset=smoke", "train.max_steps=2")

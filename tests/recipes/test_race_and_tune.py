@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from recipes.text import Text
-from tests.recipes.calling import figures_of, mistake
+from tests.recipes.calling import Capsys, figures_of, mistake
 
 SHORT = ["preset=smoke", "train.max_steps=3", "train.log_every=1", "train.device=cpu"]
 
 
 @pytest.mark.slow
-def test_a_race_is_in_bits_per_byte_and_by_rows(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_race_is_in_bits_per_byte_and_by_rows(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     race = ["race", data, tmp_path / "runs", "--seeds", 2, "--rows", 6]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
@@ -46,7 +46,7 @@ def test_every_choice_of_a_space_can_be_trained(model: str) -> None:
     assert slots == [(32, 64), (32, 128), (64, 128)]
 
 
-def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
     race = ["race", data, tmp_path / "runs", *SHORT]
     assert "name them with --models" in mistake([*race, "model=lstm"], capsys)
     assert "--seeds is 0" in mistake([*race, "--seeds", 0], capsys)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 import waveform
 from recipes.corpora.episodes import make_episodes, read_distances, vocabulary
@@ -17,7 +18,7 @@ from recipes.studies.children import Children
 from recipes.studies.curves import ByDistance
 from recipes.text import load
 from recipes.verbs.prepare import prepare
-from tests.recipes.calling import figures_of, mistake, run
+from tests.recipes.calling import Capsys, figures_of, mistake, run
 from waveform.analyses.answers import _Answers, _holding, attention_on_answers
 from waveform.engine.dataset import read_dataset
 from waveform.models.attention import Slots
@@ -63,13 +64,13 @@ def test_episodes_are_facts_and_their_distances() -> None:
 
 def test_a_data_set_is_made_by_its_seed_alone(place: Path, tmp_path: Path) -> None:
     again, other = (
-        prepare("recall", None, tmp_path / name, [*SMALL, f"corpus.seed={seed}"], show_progress=False)
-        for name, seed in (("again", 0), ("other", 1))
+        prepare("recall", None, tmp_path / f"{seed}", [*SMALL, f"corpus.seed={seed}"], show_progress=False)
+        for seed in (0, 1)
     )
     data = read_dataset(place / "data")
     for split in ("train", "valid", "test"):
-        assert data.open_split(split).checksum == again.open_split(split).checksum
-        assert data.open_split(split).checksum != other.open_split(split).checksum
+        own, same, different = (one.open_split(split).checksum for one in (data, again, other))
+        assert own == same != different
     assert data.open_split("test").lengths == [48] * 9
 
 
@@ -99,9 +100,7 @@ def test_bits_by_distance_are_those_of_the_answers(place: Path, tmp_path: Path) 
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_runs_are_compared_by_distance(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_compared_by_distance(place: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     """And drawn, those with one name too."""
     drawn: list[str] = []
     monkeypatch.setattr("recipes.text.save_recall", lambda path, questions: drawn.extend(questions["recall"]))
@@ -114,10 +113,9 @@ def test_runs_are_compared_by_distance(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls")
-def test_a_study_is_made_of_runs_that_last(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = Study(
-        {"rate_8": ["model.compression_rate=8"]}, ByDistance({"one": {"rate_8": "c = 8"}}), "", recipe="recall"
-    )
+def test_a_study_is_made_of_runs_that_last(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    report = ByDistance({"one": {"rate_8": "c = 8"}})
+    study = Study({"rate_8": ["model.compression_rate=8"]}, report, "", recipe="recall")
     monkeypatch.setitem(STUDIES, "recall", study)
     command = ["study", "recall", place / "data", tmp_path / "study", "preset=smoke", "train.max_steps=2"]
     summary = figures_of(tmp_path / "s.json", *command, "--seeds", 2, "--plot", tmp_path / "s.png")
@@ -132,7 +130,7 @@ def test_a_process_of_a_study_that_fails_is_named() -> None:
         Children(1).call("train", "nowhere")
 
 
-def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     new, made = tmp_path / "new", place / "data"
     for settings, words in (
         ("corpus.keys=0", "corpus.keys is 0; it must be a whole number from 1"),

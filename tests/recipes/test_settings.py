@@ -89,10 +89,8 @@ def test_figure_3_has_five_curves_that_part_in_mid_training() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_only_the_papers_presets_start_as_published(model: str) -> None:
-    def share(preset: str) -> float:
-        return compose_config("enwik8", [f"preset={preset}", f"model={model}"])["model"]["local_layers"]
-
-    assert (share("paper"), share("small"), share("smoke")) == (0, 0.5, 0.5)
+    for preset, share in (("paper", 0), ("small", 0.5), ("smoke", 0.5)):
+        assert compose_config("enwik8", [f"preset={preset}", f"model={model}"])["model"]["local_layers"] == share
 
 
 MILLIONS = {  # of parameters

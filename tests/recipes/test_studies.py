@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from recipes.studies.catalogue import STUDIES, find_study
 from recipes.studies.curves import InTraining, Sizes
 from recipes.studies.rows import Row, Rows
 from recipes.text import compose_config
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import Capsys, mistake, run
 from tests.recipes.conftest import Calls
 from waveform.system.errors import UserError
 
@@ -64,14 +65,11 @@ def test_updates_become_rare_at_the_papers_share_of_the_steps() -> None:
     """60,000 of 104,000 steps, every 4 steps from then on; the other run never."""
     here = composed("rare_updates", ["preset=smoke", "train.max_steps=520"])
     paper = composed("rare_updates", ["preset=paper"])
-    updates = {
-        name: {label: (c["train"]["update_period"], c["train"]["update_period_from"]) for label, c in configs.items()}
-        for name, configs in (("here", here), ("paper", paper))
-    }
-    assert updates["here"]["every_4_steps"] == (4, 300)
-    assert updates["paper"]["every_4_steps"] == (4, 60_000)
-    assert updates["here"]["every_step"][0] == updates["paper"]["every_step"][0] == 1
-    assert {c["model"]["name"] for c in (*here.values(), *paper.values())} == {"transformer_xl"}
+    for configs, start in ((here, 300), (paper, 60_000)):
+        rare = configs["every_4_steps"]["train"]
+        assert (rare["update_period"], rare["update_period_from"]) == (4, start)
+        assert configs["every_step"]["train"]["update_period"] == 1
+        assert {config["model"]["name"] for config in configs.values()} == {"transformer_xl"}
 
 
 @pytest.mark.slow
@@ -80,20 +78,13 @@ def test_ablations_are_table_6s() -> None:
     configs = composed("txl_table6", ["preset=cpu"])
     fields = [(c["model"]["memory"] > 0, c["model"]["position"], c["train"]["loss_share"]) for c in configs.values()]
     assert fields == [
-        (True, "relative", 1),
-        (True, "shaw", 1),
-        (True, "relative", 0.5),
-        (False, "relative", 1),
-        (False, "relative", 0.5),
-        (False, "shaw", 1),
-        (False, "shaw", 0.5),
-        (False, "absolute", 0.5),
+        (True, "relative", 1), (True, "shaw", 1), (True, "relative", 0.5), (False, "relative", 1),
+        (False, "relative", 0.5), (False, "shaw", 1), (False, "shaw", 0.5), (False, "absolute", 0.5),
         (False, "learned", 0.5),
-    ]
+    ]  # fmt: skip
     report = find_study("txl_table6").report
-    assert isinstance(report, Rows) and [label for row in report.rows.values() for label in row.candidates] == list(
-        configs
-    )
+    assert isinstance(report, Rows)
+    assert [label for row in report.rows.values() for label in row.candidates] == list(configs)
 
 
 def test_without_memory_windows_overlap_and_with_it_longer_ones_are_tried() -> None:
@@ -104,13 +95,17 @@ def test_without_memory_windows_overlap_and_with_it_longer_ones_are_tried() -> N
     assert recurrent == {"test": ["evaluate"], "sizes": ["sweep", "--memory", "64,128,256,512"]}
 
 
-def test_ablations_are_summarised_with_the_best_memory() -> None:
+def scored(bits: float) -> dict[str, Any]:
     known = {"headline": "bits_per_byte", "recipe": "folder", "num_parameters": 9, "train_tokens_seen": 7}
+    return known | {"bits_per_byte": bits}
+
+
+def test_ablations_are_summarised_with_the_best_memory() -> None:
     with_memory = [
-        {"test": known | {"bits_per_byte": 2.0}, "sizes": {"chosen": {"bits_per_byte": 1.5, "memory": 64}}},
-        {"test": known | {"bits_per_byte": 4.0}, "sizes": {"chosen": {"bits_per_byte": 2.5, "memory": 128}}},
+        {"test": scored(2.0), "sizes": {"chosen": {"bits_per_byte": 1.5, "memory": 64}}},
+        {"test": scored(4.0), "sizes": {"chosen": {"bits_per_byte": 2.5, "memory": 128}}},
     ]
-    without = [{"test": known | {"bits_per_byte": 5.0}}] * 2
+    without = [{"test": scored(5.0)}] * 2
     rows = {"with": Row({"a": ""}, (27.0, 26.8)), "without": Row({"b": ""}, (30.0,))}
     report = Rows(rows, "perplexity", by_attention=True)
     summary = report.summarise({"a": with_memory, "b": without})
@@ -129,13 +124,12 @@ def test_sizes_are_the_papers_shares() -> None:
 
 def test_a_row_is_the_best_of_its_candidates_on_validation() -> None:
     """Chosen on the test split, the row would be the other candidate."""
-
-    def figures(valid: float, test: float) -> dict[str, Any]:
-        known = {"headline": "bits_per_byte", "recipe": "folder", "num_parameters": 9, "train_tokens_seen": 7}
-        return {"valid": known | {"bits_per_byte": valid}, "test": known | {"bits_per_byte": test}}
-
     report = Rows({"row": Row({"a": "c = 2", "b": "c = 3"}, (0.9,))}, "bits")
-    summary = report.summarise({"a": [figures(2, 1), figures(4, 1)], "b": [figures(2, 3), figures(3, 5)]})
+    a, b = (
+        [{"valid": scored(valid), "test": scored(test)} for valid, test in seeds]
+        for seeds in ([(2, 1), (4, 1)], [(2, 3), (3, 5)])
+    )
+    summary = report.summarise({"a": a, "b": b})
     row = summary["rows"]["row"]
     assert (row["best"], row["test"]["mean"], row["published"]) == ("c = 3", 4, [0.9])
     half = 12.706 * math.sqrt(2) / math.sqrt(2)  # Student's t with one degree of freedom
@@ -145,7 +139,7 @@ def test_a_row_is_the_best_of_its_candidates_on_validation() -> None:
 
 def test_training_is_averaged_over_its_last_tenth(tmp_path: Path) -> None:
     steps = list(range(10, 201, 10))
-    known = {"headline": "bits_per_byte", "recipe": "folder", "bits_per_byte": 3.0, "train_steps": steps}
+    known = scored(3.0) | {"train_steps": steps}
     seeds = [known | {"train_bits": [100.0] * 18 + [first, second]} for first, second in ((1.0, 3.0), (5.0, 7.0))]
     entry = InTraining({}, "").summarise({"label": seeds})["variants"]["label"]
     assert entry["train_bits_at_the_end"]["seeds"] == [2, 6]
@@ -163,7 +157,7 @@ def read(path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_study_continues(data: Path, tmp_path: Path, calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_continues(data: Path, tmp_path: Path, calls: Calls, capsys: Capsys) -> None:
     """Nothing is scored twice, unless the run has moved on or rows differ."""
     out = tmp_path / "study"
     command = ["study", "table8", data, out, "preset=smoke", "train.evaluate_tokens=0", "train.device=cpu"]
@@ -196,12 +190,7 @@ def test_a_study_continues(data: Path, tmp_path: Path, calls: Calls, capsys: pyt
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["table5", "figure3"])
 def test_every_study_ends_with_a_table_and_a_picture(
-    name: str,
-    data: Path,
-    tmp_path: Path,
-    calls: Calls,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, data: Path, tmp_path: Path, calls: Calls, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     """Of Table 5 two rows at two rates, of Figure 3 two curves: the others are made alike, and tested above."""
     chosen, report = STUDIES[name], STUDIES[name].report
@@ -214,8 +203,7 @@ def test_every_study_ends_with_a_table_and_a_picture(
     out = tmp_path / "study"
     command = ["study", name, data, out, "preset=smoke", "train.max_steps=4", "train.log_every=1", "--rows", 8]
     run(*command, "train.evaluate_tokens=0")
-    figures = read(out / f"{name}.json")["figures"]
-    made = figures["rows" if name == "table5" else "variants"]
+    made = read(out / f"{name}.json")["figures"]["rows" if name == "table5" else "variants"]
     printed = capsys.readouterr().out
     assert all(row in printed for row in made) and len(made) == 2
     assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -235,7 +223,7 @@ def test_every_study_ends_with_a_table_and_a_picture(
     ],
 )
 def test_mistakes_are_one_line(
-    name: str, options: list[Any], part: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, options: list[Any], part: str, data: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     assert part in mistake(["study", name, data, tmp_path / "out", *options], capsys)
     assert not (tmp_path / "out").exists()

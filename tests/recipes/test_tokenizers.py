@@ -116,8 +116,7 @@ def test_text_that_is_not_utf8_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 def test_saved_and_loaded(subwords: SubwordTokenizer, tmp_path: Path) -> None:
-    text = "kaka lolo\nmimi"
-    words, _ = WordTokenizer.train([document(tmp_path, text)], min_count=1)
+    words, _ = WordTokenizer.train([document(tmp_path, "kaka lolo\nmimi")], min_count=1)
     for tokenizer in (TOKENIZERS["bytes"]({}), TOKENIZERS["characters"]({}), words, subwords):
         save_tokenizer(tokenizer, tmp_path)
         loaded = load_tokenizer(tmp_path)
@@ -130,14 +129,8 @@ def test_saved_and_loaded(subwords: SubwordTokenizer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "",
-        "{",
-        "[]",
-        {"kind": "runes"},
-        {"kind": "words"},
-        {"kind": "words", "words": ["a"]},
-        {"kind": "symbols", "symbols": 9},
-        {"kind": "subwords", "tokenizer": {"model": 3}},
+        *("", "{", "[]", {"kind": "runes"}, {"kind": "words"}, {"kind": "words", "words": ["a"]}),
+        *({"kind": "symbols", "symbols": 9}, {"kind": "subwords", "tokenizer": {"model": 3}}),
     ],
 )
 def test_a_damaged_tokenizer_is_named(content: str | dict[str, Any], tmp_path: Path) -> None:

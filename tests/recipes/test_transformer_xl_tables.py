@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from recipes.text import load
-from tests.recipes.calling import figures_of, mistake, run
+from tests.recipes.calling import Capsys, figures_of, mistake, run
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.runs.opened import average_weights
 
@@ -33,7 +33,7 @@ def test_averaged_weights_are_the_mean_of_checkpoints(txl: Path) -> None:
         assert not parts[0][name].is_floating_point() or not torch.equal(parts[0][name], parts[1][name]), name
 
 
-def test_evaluate_with_averaged_weights(txl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_with_averaged_weights(txl: Path, tmp_path: Path, capsys: Capsys) -> None:
     last = figures_of(tmp_path / "last.json", "evaluate", txl)
     mean = figures_of(tmp_path / "mean.json", "evaluate", txl, "--average", 3)
     assert (last["averaged_checkpoints"], mean["averaged_checkpoints"]) == (1, 3)
@@ -44,9 +44,8 @@ def test_evaluate_with_averaged_weights(txl: Path, tmp_path: Path, capsys: pytes
     assert "--average is 0" in mistake(["evaluate", txl, "--average", 0], capsys)
 
 
-def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--contexts", "48,800", "--plot", tmp_path / "s.png"]
-    figures = figures_of(tmp_path / "s.json", "speed", txl, *options)
+def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: Capsys) -> None:
+    figures = figures_of(tmp_path / "s.json", "speed", txl, "--contexts", "48,800", "--plot", tmp_path / "s.png")
     assert [entry["context"] for entry in figures["contexts"]] == [48, 800]
     for entry in figures["contexts"]:
         seconds = entry["seconds_per_token"]
@@ -57,9 +56,7 @@ def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: pytest.Captu
     assert "--contexts is 'x'" in mistake(["speed", txl, "--contexts", "x"], capsys)
 
 
-def test_an_lstm_is_in_the_group_of_table_8(
-    txl: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_lstm_is_in_the_group_of_table_8(txl: Path, data: Path, tmp_path: Path, capsys: Capsys) -> None:
     """It resumes, is scored, sampled from and compared like the others, and has no attention to show."""
     short = ["model=lstm", *SHORT[1:]]
     run("train", data, tmp_path / "lstm", *short, "train.max_steps=2")
@@ -74,9 +71,7 @@ def test_an_lstm_is_in_the_group_of_table_8(
 
 
 @pytest.mark.slow
-def test_ablations_train_and_are_scored(
-    txl: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ablations_train_and_are_scored(txl: Path, data: Path, tmp_path: Path, capsys: Capsys) -> None:
     for study in ("txl_shaw", "txl_transformer", "txl_learned_positions"):
         run("train", data, tmp_path / study, *SHORT, f"study={study}")
     slid = figures_of(tmp_path / "slid.json", "evaluate", tmp_path / "txl_transformer", "--stride", 4)

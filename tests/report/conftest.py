@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.runs.conftest import speech as speech  # a fixture
 from waveform.report_page.page import Page, Player, PlayerRow, Table
 from waveform.speech.report import player
 
@@ -23,9 +24,8 @@ def page_of(labels: list[str], *, title: str = "a beginning", **content: Any) ->
     real = tone("real speech", hz=200)
     continued = [tone(label, hz=300 + 50 * i, own_from_s=0.3) for i, label in enumerate(labels)]
     free = [tone(label, hz=600 + 50 * i) for i, label in enumerate(labels)]
-    table = Table(["model", "nats/sample"], [[label, "2.0000"] for label in labels])
     given = {
-        "comparison": table,
+        "comparison": Table(["model", "nats/sample"], [[label, "2.0000"] for label in labels]),
         "players": [PlayerRow(title, [real, *continued]), PlayerRow("from nothing", free)],
         "different_settings": Table(["setting", *labels], [["model.name", *labels]]),
         "same_settings": Table(["setting", "all runs"], [["seed", "0"]]),

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +37,8 @@ def time_of(driver: Any, number: int) -> float:
 
 
 def playhead_of(driver: Any, number: int) -> float:
-    return float(
-        driver.execute_script(f"return parseFloat(players[{number}].querySelector('.playhead').style.left) / 100")
-    )
+    left = f"players[{number}].querySelector('.playhead').style.left"
+    return float(driver.execute_script(f"return parseFloat({left}) / 100"))
 
 
 def is_playing(driver: Any, number: int) -> bool:
@@ -135,7 +133,7 @@ def test_blind_mode_begins_anew(driver: Any) -> None:
     assert len(set(lefts)) == 1
 
 
-def test_blind_mode_hides_names_and_exports(driver: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blind_mode_hides_names_and_exports(driver: Any) -> None:
     rows = driver.find_element("id", "rows")
     before = rows.text
     assert "wavenet" in before and "real speech" in before and "a beginning" in before
@@ -154,8 +152,7 @@ def test_blind_mode_hides_names_and_exports(driver: Any, capsys: pytest.CaptureF
         click(driver, "#blind")
     assert rows.text == before and len(orders) > 3
     click(driver, "#blind")
-    given = {0: 5, 1: 2, 2: 1, 3: 3}
-    for number, rating in given.items():
+    for number, rating in {0: 5, 1: 2, 2: 1, 3: 3}.items():
         place = driver.execute_script(f"return {SHOWN}.indexOf(players[{number}])")
         if number:
             click(driver, f".player input[value='{rating}']", place)
@@ -168,13 +165,9 @@ def test_blind_mode_hides_names_and_exports(driver: Any, capsys: pytest.CaptureF
     wait_for(lambda: path.stat().st_size)
     exported = json.loads(path.read_text())
     assert sorted((one["run"], one["row"], one["rating"]) for one in exported["ratings"]) == [
-        ("compressive_transformer", 0, 2),
-        ("compressive_transformer", 1, 3),
-        ("real speech", 0, 5),
-        ("wavenet", 0, 1),
-    ]
+        ("compressive_transformer", 0, 2), ("compressive_transformer", 1, 3), ("real speech", 0, 5), ("wavenet", 0, 1)
+    ]  # fmt: skip
     assert [entry["run"] for entry in rate([path])] == ["real speech", "compressive_transformer", "wavenet"]
-    capsys.readouterr()
     assert driver.get_log("browser") == []
 
 
@@ -185,12 +178,8 @@ def test_hostile_names_are_text(open_page: Callable[..., Any]) -> None:
         learning_chart([(label, curve) for label in HOSTILE], unit="sample"),
         place_chart(dict.fromkeys(HOSTILE, place), unit="sample", unit_s=1 / 24_000),
     ]
-    page = replace(
-        page_of(HOSTILE, title=HOSTILE[0]),
-        writings=[Writing(HOSTILE[1], HOSTILE[2], [(label, label) for label in HOSTILE])],
-        charts=charts,
-    )
-    driver = open_page(render(page))
+    writings = [Writing(HOSTILE[1], HOSTILE[2], [(label, label) for label in HOSTILE])]
+    driver = open_page(render(page_of(HOSTILE, title=HOSTILE[0], writings=writings, charts=charts)))
     assert driver.execute_script("return window.executed") is None
     assert driver.execute_script("return document.scripts.length") == 1
     assert driver.execute_script("return document.querySelectorAll('img[src=x], [onmouseover], [onerror]').length") == 0

@@ -21,14 +21,8 @@ NAME = "<b>a</b>\"'&"
 
 
 def test_names_are_escaped_and_nothing_is_loaded() -> None:
-    html = render(
-        page_of(
-            [NAME],
-            title=NAME,
-            writings=[Writing(NAME, NAME, [(NAME, NAME)])],
-            quality=Table([NAME], [[NAME]], note=NAME),
-        )
-    )
+    texts = {"writings": [Writing(NAME, NAME, [(NAME, NAME)])], "quality": Table([NAME], [[NAME]], note=NAME)}
+    html = render(page_of([NAME], title=NAME, **texts))
     assert "<b>" not in html and html.count("&lt;b&gt;") > 10
     assert re.findall(r"(?:src|href)=\"(?!data:)", html) == []
     assert "default-src &#39;none&#39;" in html and "http://" not in html and "https://" not in html
@@ -64,24 +58,25 @@ def test_charts_follow_the_page_from_light_to_dark() -> None:
         label: NllByPlace([0, 2, 4], np.array([[2.0, 2.0 - i]] * 6), np.full((6, 2), 2))
         for i, label in enumerate(["$a", "_b"])
     }
-    chart = place_chart(places, unit="sample", unit_s=0.5)
-    svg = base64.b64decode(chart.picture.partition(",")[2]).decode()
+    svg = base64.b64decode(place_chart(places, unit="sample", unit_s=0.5).picture.partition(",")[2]).decode()
     assert svg.startswith("<svg") and "prefers-color-scheme: dark" in svg and "var(--ink)" in svg
     assert "#000000" not in svg and "$a" in svg and "_b" in svg and "seconds since" in svg
+
+
+def test_what_cannot_be_drawn_has_no_chart() -> None:
     absent = [{"label": "wavenet", "attention_by_position": {"absent": "the model has no attention"}}]
     assert attention_chart(absent) is None
+    assert learning_chart([("a", LearningCurve([], [], [], [], []))], unit="sample") is None
+    assert learning_chart([("a", LearningCurve([1], [1], [64.0], [1.0], [2.0]))], unit="sample") is not None
 
 
-def test_names_that_are_not_utf_8_are_written(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "page.html"
+def test_names_that_are_not_utf_8_are_written_and_where_a_link_leads_to(tmp_path: Path) -> None:
+    path, link = tmp_path / "new" / "page.html", tmp_path / "link.html"
     write_page(path, page_of(["\udcff"]))
     assert "\\udcff" in path.read_text(encoding="utf-8")
-
-
-def test_a_page_is_written_where_a_link_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "link.html").symlink_to("page.html")
-    write_page(tmp_path / "link.html", page_of(["one"]))
-    assert (tmp_path / "link.html").is_symlink() and (tmp_path / "page.html").is_file()
+    link.symlink_to("page.html")
+    write_page(link, page_of(["one"]))
+    assert link.is_symlink() and (tmp_path / "page.html").is_file()
 
 
 def test_only_its_own_pages_are_replaced(tmp_path: Path) -> None:
@@ -93,8 +88,3 @@ def test_only_its_own_pages_are_replaced(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match="is not a page that report wrote"):
             require_page(path)
-
-
-def test_trainings_without_evaluations_have_no_chart() -> None:
-    assert learning_chart([("a", LearningCurve([], [], [], [], []))], unit="sample") is None
-    assert learning_chart([("a", LearningCurve([1], [1], [64.0], [1.0], [2.0]))], unit="sample") is not None

@@ -34,8 +34,7 @@ def test_listeners_are_averaged_before_sounds(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_command_takes_ratings_instead_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "1.json", [("\x1b[31mct", 0, 4)])
-    cli("report", "--ratings", path)
+    cli("report", "--ratings", write(tmp_path / "1.json", [("\x1b[31mct", 0, 4)]))
     printed = capsys.readouterr().out
     assert "\\x1b[31mct" in printed and "\x1b" not in printed  # a name must not steer the terminal
     assert "name at least one run folder" in mistake(["report"], capsys)

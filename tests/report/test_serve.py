@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 import waveform
-from tests.calling import mistake
+from tests.calling import Capsys, mistake
 from tests.faults.forks import wait_for
-from tests.faults.small_runs import SETTINGS, make_speech_run
 from waveform.audio.wav import pcm_bytes
 from waveform.engine.sampler import SamplingConfig
 from waveform.speech import sound_server
@@ -26,16 +25,8 @@ from waveform.system.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """run/, a finished run on speech, and audio/."""
-    place = tmp_path_factory.mktemp("place")
-    make_speech_run(place, [*SETTINGS, "data.labels=none"])
-    return place
-
-
-@pytest.fixture(scope="module")
-def run(place: Path) -> Run:
-    return load(place / "run", device="cpu")
+def run(speech: Path) -> Run:
+    return load(speech / "run", device="cpu")
 
 
 @contextmanager
@@ -75,8 +66,8 @@ def test_a_sound_is_what_sample_draws(server: SoundServer, run: Run) -> None:
     assert response.read() == pcm_bytes(drawn[0])
 
 
-def test_an_upload_is_continued(server: SoundServer, place: Path) -> None:
-    recording = next((place / "audio" / "test").iterdir())
+def test_an_upload_is_continued(server: SoundServer, speech: Path) -> None:
+    recording = next((speech / "audio" / "test").iterdir())
     heard = np.frombuffer(sound(server, recording.read_bytes(), seconds=0.1).read(), dtype="<i2")
     plain = np.frombuffer(sound(server, seconds=0.1).read(), dtype="<i2")
     assert len(heard) == 2400 + 720 and not np.array_equal(heard[-2400:], plain)
@@ -86,8 +77,7 @@ def test_two_listeners_take_turns_and_a_third_waits(run: Run) -> None:
     with serving("a", run=run) as server:
         alone = sound(server, seconds=3, seed=1).read()
         first, second = sound(server, seconds=3, seed=1), sound(server, seconds=3, seed=2)  # headers come at once
-        third = refused(sound(server, seconds=1))
-        assert third == (503, "others are listening; try again when they have finished")
+        assert refused(sound(server, seconds=1)) == (503, "others are listening; try again when they have finished")
         assert first.read() == alone and len(second.read()) == len(alone)
         assert sound(server, seconds=0.1).status == 200
 
@@ -142,22 +132,19 @@ def test_other_sites_are_refused(server: SoundServer) -> None:
     assert ask(server, "POST", "/sound?seconds=0.1", headers=own).status == 200
 
 
-def test_one_run_need_not_be_in_a_list(place: Path, server: SoundServer) -> None:
+def test_mistakes_on_the_command_line(speech: Path, server: SoundServer, capsys: Capsys) -> None:
+    run = str(speech / "run")
+    assert "give another --port" in mistake(["serve", run, "--port", server.server_port], capsys)
     with pytest.raises(UserError, match="give another --port"):
-        waveform.serve(str(place / "run"), ServeConfig(port=server.server_port))
-
-
-def test_mistakes_on_the_command_line(place: Path, server: SoundServer, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(place / "run")
-    assert "give another --port" in mistake(["serve", run, "--port", str(server.server_port)], capsys)
-    assert "--port is 70000" in mistake(["serve", run, "--port", "70000"], capsys)
+        waveform.serve(run, ServeConfig(port=server.server_port))  # one run need not be in a list
+    assert "--port is 70000" in mistake(["serve", run, "--port", 70_000], capsys)
     assert "--max-seconds is inf" in mistake(["serve", run, "--max-seconds", "inf"], capsys)
-    assert "--clients is 0" in mistake(["serve", run, "--clients", "0"], capsys)
+    assert "--clients is 0" in mistake(["serve", run, "--clients", 0], capsys)
     assert "stands twice" in mistake(["serve", run, run], capsys)
     assert "no such run folder" in mistake(["serve", "nosuch"], capsys)
 
 
-def test_the_page_draws_plays_and_saves(server: SoundServer, place: Path, open_page: Callable[..., Any]) -> None:
+def test_the_page_draws_plays_and_saves(server: SoundServer, speech: Path, open_page: Callable[..., Any]) -> None:
     driver = open_page("<p></p>")
     driver.get(server.address)
     driver.find_element("css selector", "#run option:nth-child(2)").click()
@@ -165,7 +152,7 @@ def test_the_page_draws_plays_and_saves(server: SoundServer, place: Path, open_p
     seconds = driver.find_element("id", "seconds")
     seconds.clear()
     seconds.send_keys("0.5")
-    driver.find_element("id", "prime").send_keys(str(next((place / "audio" / "test").iterdir())))
+    driver.find_element("id", "prime").send_keys(str(next((speech / "audio" / "test").iterdir())))
     driver.find_element("id", "draw").click()
     link = wait_for(lambda: driver.find_elements("css selector", "#sounds a"))[0]
     assert link.get_attribute("download") == "<script>_seed0_1.wav"

@@ -25,16 +25,16 @@ def test_values_and_unknown_keys_are_kept(tmp_path: Path) -> None:
 def test_a_run_that_began_before_a_field_existed_has_its_default() -> None:
     began = {"model": {"name": "transformer_xl", "memory": 9}, "train": {"lr": 1e-3}, "seed": 0}
 
-    def of_today(**fields: object) -> dict[str, object]:
-        of_training = {"loss_share", "lr_floor"}
-        train = {"lr": 1e-3, **{name: value for name, value in fields.items() if name in of_training}}
-        model = {**began["model"], **{name: value for name, value in fields.items() if name not in of_training}}
-        return comparable({"model": model, "train": train, "seed": 0})
+    def of_today(**sections: dict[str, object]) -> dict[str, object]:
+        return comparable({**began, **{name: {**began[name], **fields} for name, fields in sections.items()}})
 
-    assert comparable(began) == of_today(activation="gelu", clamp_len=0, loss_share=1.0, lr_floor=1e-6)
+    defaults = {"model": {"activation": "gelu", "clamp_len": 0}, "train": {"loss_share": 1.0, "lr_floor": 1e-6}}
+    assert comparable(began) == of_today(**defaults)
     assert comparable({**began, "train": {"lr": 1e-3, "evaluate_batch_size": 4}}) == comparable(began)  # no longer one
-    for other in ({"activation": "relu"}, {"memory": 8}, {"loss_share": 0.5}, {"lr_floor": 0.0}):
-        assert comparable(began) != of_today(**other)
+    for model in ({"activation": "relu"}, {"memory": 8}):
+        assert comparable(began) != of_today(model=model)
+    for train in ({"loss_share": 0.5}, {"lr_floor": 0.0}):
+        assert comparable(began) != of_today(train=train)
 
 
 @pytest.mark.parametrize(

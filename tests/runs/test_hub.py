@@ -32,8 +32,7 @@ def place(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     figures = figures_of(place / "figures.json", "evaluate", speech / "run")
     (place / "figures.json").write_text(json.dumps(figures | {"quality": _QUALITY.as_json()}))
-    export = ["export", speech / "run", place / "hub", "--format", "hub", *_ABOUT]
-    cli(*export, "--figures", place / "figures.json")
+    cli("export", speech / "run", place / "hub", "--format", "hub", *_ABOUT, "--figures", place / "figures.json")
     return place
 
 
@@ -81,8 +80,7 @@ def test_the_card_says_what_the_user_said_and_what_was_measured(speech: Path, pl
     assert result["dataset"]["name"] == _ABOUT[-1] and "of three sines: a, b & c." in card
     assert f"{figures['nats_per_token']:.4f} nats" in card and "linear prediction alone" in card
     assert "| quality [95% interval] | real (3) |\n| --- | --- |\n| mean pitch, Hz | 120.0 [110.0, 130.0] |" in card
-    names = {path.name for path in (place / "hub").iterdir()}
-    assert names == {
+    assert {path.name for path in (place / "hub").iterdir()} == {
         "README.md", "config.json", "learning-curve.png", "metrics.jsonl", "model.safetensors", "sample-0.flac",
         "sample-1.flac",
     }  # fmt: skip

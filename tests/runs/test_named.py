@@ -13,11 +13,10 @@ import yaml
 from pytest import MonkeyPatch
 
 import waveform
-from recipes.cli import main as recipes
 from tests.calling import Capsys, cli, config_of, figures_of, mistake
 from tests.faults.hostile_runs import edit_config
 from tests.faults.small_runs import SETTINGS
-from tests.recipes.calling import mistake as recipes_mistake
+from tests.recipes import calling as recipes
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.demo_voices import demo_voices_dir
 from waveform.cli import main
@@ -68,8 +67,7 @@ def test_a_name_stands_for_a_run_folder_in_every_verb(bundled: str, speech: Path
     for number, run in enumerate((bundled, str(speech / "run"))):
         cli("sample", run, "--out", tmp_path / f"{number}", "--seconds", 0.01)
         sounds += [path.read_bytes() for path in (tmp_path / f"{number}").iterdir()]
-        analyse = ["analyse", run, *data, "--tokens", 500]
-        commands = ["evaluate", run, *data], ["compare", run, *data], analyse
+        commands = ["evaluate", run, *data], ["compare", run, *data], ["analyse", run, *data, "--tokens", 500]
         figures.append([figures_of(tmp_path / "f.json", *command) for command in commands])
     (evaluated, (compared,), analysed), (by_folder, (other,), _) = figures
     assert evaluated == {**by_folder, "run": bundled, "unigram_nats_per_token": None}
@@ -129,14 +127,10 @@ def test_a_bundled_run_with_labels_is_scored_on_the_bundled_voices(capsys: Capsy
 def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: Capsys) -> None:
     line = mistake(["sample", "nosuch", "--out", "wav"], capsys)
     assert line.endswith("no such run folder: nosuch; `train` makes one, and speech-en comes with waveform")
-    assert mistake(["train", "data", "run", "--from", "speech-em"], capsys).endswith(
-        "speech-em; did you mean speech-en?"
-    )
+    line = mistake(["train", "data", "run", "--from", "speech-em"], capsys)
+    assert line.endswith("speech-em; did you mean speech-en?")
     assert "/dev/null is neither" in mistake(["sample", "/dev/null", "--out", "wav"], capsys)
-
-
-def test_a_folder_comes_before_a_bundled_run(bundled: str, capsys: Capsys) -> None:
-    Path(bundled).mkdir()
+    Path(bundled).mkdir()  # a folder comes before a bundled run
     assert "speech-en is not a run" in mistake(["evaluate", bundled], capsys)
 
 
@@ -174,9 +168,7 @@ def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare", "sample", "export"])
-def test_a_run_of_a_kind_that_nothing_knows_is_one_line(
-    verb: str, speech: Path, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_a_run_of_an_unknown_kind_is_one_line(verb: str, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
     run = shutil.copytree(speech / "run", tmp_path / "run")
     edit_config(run, lambda config: config["dataset"]["modality"].update(kind="video"))
     more = {"compare": [speech / "run"], "sample": ["--out", tmp_path / "x"], "export": [tmp_path / "x.zip"]}
@@ -190,21 +182,15 @@ def test_export_overwrites_nothing(speech: Path, tmp_path: Path, capsys: Capsys)
 
 
 def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys: Capsys) -> None:
-    file = str(tmp_path / "text.zip")
-    assert recipes(["export", str(text / "run"), file]) == 0
-    capsys.readouterr()
-    for run in (file, str(text / "run")):
-        assert recipes(["sample", run, "--prompt", "a", "--tokens", "8"]) == 0
-    shown = capsys.readouterr().out
-    assert len(shown) % 2 == 0 and shown[: len(shown) // 2] == shown[len(shown) // 2 :]
-    assert "trained on; evaluate, compare, analyse and report take" in recipes_mistake(["evaluate", file], capsys)
-    printed = []
-    for options in ([file, "--data", str(text / "data")], [str(text / "run")]):
-        assert recipes(["evaluate", *options]) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-    command = ["train", str(text / "data"), str(tmp_path / "run"), "--from", file, "train.max_steps=1"]
-    assert recipes(command) == 0
+    file = tmp_path / "text.zip"
+    recipes.run("export", text / "run", file)
+    sample = ["--prompt", "a", "--tokens", 8]
+    own = recipes.printed("sample", text / "run", *sample)
+    assert recipes.printed("sample", file, *sample) == own
+    assert "trained on; evaluate, compare, analyse and report take" in recipes.mistake(["evaluate", file], capsys)
+    own = recipes.printed("evaluate", text / "run")
+    assert recipes.printed("evaluate", file, "--data", text / "data") == own
+    recipes.run("train", text / "data", tmp_path / "run", "--from", file, "train.max_steps=1")
 
 
 @pytest.mark.parametrize(
@@ -225,15 +211,15 @@ def test_if_training_removes_a_checkpoint_that_is_being_read_another_is_read(
         return original(*arguments, **options)
 
     monkeypatch.setattr(owner, reads, removed_first)
-    places = {"RUN": run, "DATA": text / "data", "PLACE": tmp_path}
-    for name, place in places.items():
+    for name, place in {"RUN": run, "DATA": text / "data", "PLACE": tmp_path}.items():
         command = command.replace(name, str(place))
-    assert recipes(command.split()) == 0
+    recipes.run(*command.split())
 
 
-def rewritten(
-    change: Callable[[dict[str, bytes]], Any] = len, *, method: int = zipfile.ZIP_STORED
-) -> Callable[[Path], None]:
+Attack = Callable[[Path], None]
+
+
+def rewritten(change: Callable[[dict[str, bytes]], Any] = len, *, method: int = zipfile.ZIP_STORED) -> Attack:
     def attack(file: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             content = {name: archive.read(name) for name in archive.namelist()}
@@ -245,8 +231,12 @@ def rewritten(
     return attack
 
 
-def add(name: str, data: bytes = b"x") -> Callable[[Path], None]:
-    return rewritten(lambda content: content.update({name: data}))
+def add(name: str) -> Attack:
+    return rewritten(lambda content: content.update({name: b"x"}))
+
+
+def drop(name: str) -> Attack:
+    return rewritten(lambda content: content.pop(name))
 
 
 def bomb(file: Path) -> None:
@@ -275,11 +265,11 @@ def overlap(file: Path) -> None:
     file.write_bytes(content)
 
 
-_ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+_ATTACKS: dict[str, tuple[Attack, str]] = {
     "above": (add("../evil"), "a run has no file '../evil'"),
     "absolute": (add("/nonexistent/evil"), "a run has no file '/nonexistent/evil'"),
     "line feed": (add("config.yaml\n"), "a run has no file 'config.yaml\\n'"),
-    "no config": (rewritten(lambda content: content.pop("config.yaml")), "it has no config.yaml"),
+    "no config": (drop("config.yaml"), "it has no config.yaml"),
     "bzip2": (rewritten(method=zipfile.ZIP_BZIP2), "is compressed in another way"),
     "bomb": (bomb, "it would grow by 69,"),
     "two checkpoints": (add("checkpoints/step_00000002/progress.json"), "it has several checkpoints"),
@@ -293,34 +283,27 @@ _ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         "is not a run that `waveform export` made (Bad CRC-32",
     ),
     "other weights": (add("checkpoints/step_00000004/model.safetensors"), "model.safetensors is damaged or cut short"),
-    "no weights": (
-        rewritten(lambda content: content.pop("checkpoints/step_00000004/model.safetensors")),
-        "cannot read",
-    ),
+    "no weights": (drop("checkpoints/step_00000004/model.safetensors"), "cannot read"),
 }
 
 
 @pytest.mark.parametrize("name", _ATTACKS)
 def test_a_hostile_archive_is_refused(
-    name: str,
-    archived: Path,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    capsys: Capsys,
-    monkeypatch: MonkeyPatch,
+    name: str, archived: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
-    temporary = tmp_path_factory.mktemp("temporary")
+    temporary, file = tmp_path / "temporary", tmp_path / "a" / "run.zip"
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    attack, says = _ATTACKS[name]
-    (tmp_path / "a").mkdir()
-    file = tmp_path / "a" / "run.zip"
+    for folder in (temporary, file.parent):
+        folder.mkdir()
     shutil.copy(archived, file)
+    attack, says = _ATTACKS[name]
     attack(file)
     line = mistake(["sample", file, "--out", tmp_path / "wav"], capsys)
     assert says in line and str(file) in line and gettempdir() + "/waveform-" not in line
     if "weights" not in name:  # these are seen once it is unpacked, and stay until this process ends
         assert not list(temporary.iterdir())
-    assert sorted(tmp_path.rglob("*")) == [tmp_path / "a", file]
+    left = sorted(path for path in tmp_path.rglob("*") if temporary not in path.parents)
+    assert left == [file.parent, file, temporary]
 
 
 @pytest.mark.parametrize("name", named.bundled_names())

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tests.calling import Capsys, cli, config_of, mistake
 from tests.faults.small_runs import SETTINGS, write_audio
 from tests.recipes.calling import run as recipes
+from waveform.engine.metrics import read_metrics
 from waveform.runs.origin import Origin, compose_from
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
@@ -56,24 +57,24 @@ def test_an_archive_does_not_say_in_which_folder_a_run_began(go_on: GoOn, speech
     cli("sample", tmp_path / "run.zip", "--out", tmp_path / "s", "--seconds", "0.01")
 
 
-def test_a_setting_that_the_origin_did_not_have_is_as_it_was(tmp_path: Path) -> None:
-    """The bundled run is older than a setting that is a list, and `preset=demo` is another model."""
-    config = compose_from(Origin("speech-en"), tmp_path / "new", ["preset=demo"], compose=compose_config)
-    assert config["model"]["compression_dilations"] == [1, 2]
-    assert (config["model"]["prediction"], config["model"]["d_model"]) == ("linear", 96)
-
-
-def test_filters_may_be_wider_than_those_of_the_origin(tmp_path: Path) -> None:
-    overrides = ["model.prediction_widening=0.9"]
+@pytest.mark.parametrize(
+    ("overrides", "model", "train"),
+    [
+        # The bundled run is older than a setting that is a list, and `preset=demo` is another model.
+        (["preset=demo"], {"compression_dilations": [1, 2], "prediction": "linear", "d_model": 96}, {}),
+        (["model.prediction_widening=0.9"], {"prediction_widening": 0.9}, {}),  # filters may be wider
+        (
+            ["+train={lr: 0.5, beta2: 0.9}", "model={window: 64}"],
+            {"window": 64, "d_model": 96},
+            {"lr": 0.5, "beta2": 0.9},
+        ),
+    ],
+)
+def test_settings_count_over_those_of_the_origin(
+    overrides: list[str], model: dict[str, Any], train: dict[str, Any], tmp_path: Path
+) -> None:
     config = compose_from(Origin("speech-en"), tmp_path / "new", overrides, compose=compose_config)
-    assert config["model"]["prediction_widening"] == 0.9
-
-
-def test_settings_in_braces_count_over_those_of_the_origin(tmp_path: Path) -> None:
-    overrides = ["+train={lr: 0.5, beta2: 0.9}", "model={window: 64}"]
-    config = compose_from(Origin("speech-en"), tmp_path / "new", overrides, compose=compose_config)
-    taken = config["train"]["lr"], config["train"]["beta2"], config["model"]["window"], config["model"]["d_model"]
-    assert taken == (0.5, 0.9, 64, 96)
+    assert model.items() <= config["model"].items() and train.items() <= config["train"].items()
 
 
 @pytest.mark.parametrize("optimiser", [False, True])
@@ -88,20 +89,17 @@ def test_a_run_begins_with_the_weights_of_another(go_on: GoOn, speech: Path, tmp
         **before["train"], "device": None, "max_steps": 3, "checkpoint_every": 100, "warmup_steps": 0, "lr": 2e-3
     }  # fmt: skip
     digests = json.loads((speech / "run" / "checkpoints" / "step_00000004" / "complete.json").read_text())
-    assert after["origin"] == {
-        "run": str(speech / "run"),
-        "step": 4,
-        "weights": digests["model.safetensors"],
-        "optimiser": optimiser,
-    }
-    (first, *_) = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    began = {"run": str(speech / "run"), "step": 4, "weights": digests["model.safetensors"], "optimiser": optimiser}
+    assert after["origin"] == began
+    first = read_metrics(tmp_path / "run")[0]
     assert first["kind"] == "train" and first["step"] == 1 and first["lr"] == 2e-3
 
 
-def test_a_chosen_preset_is_that_of_training_only(go_on: GoOn, speech: Path, tmp_path: Path) -> None:
-    go_on(tmp_path / "run", "preset=demo", "train.chunk=32", "train.evaluate_tokens=200")
+def test_a_preset_is_of_training_only_and_a_longer_memory_fits(go_on: GoOn, speech: Path, tmp_path: Path) -> None:
+    longer = ["model.memory=32", "model.compressed=16"]
+    go_on(tmp_path / "run", "preset=demo", "train.chunk=32", "train.evaluate_tokens=200", *longer)
     before, after = config_of(speech / "run"), config_of(tmp_path / "run")
-    assert after["preset"] == "demo" and after["model"] == before["model"]
+    assert after["preset"] == "demo" and after["model"] == before["model"] | {"memory": 32, "compressed": 16}
     assert after["train"]["batch_size"] != before["train"]["batch_size"]
 
 
@@ -133,8 +131,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
 
 
 def test_what_does_not_fit_is_refused(go_on: GoOn, other: Path, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
-    run, data = tmp_path / "run", other
-    named = ["--from", speech / "run"]
+    run, data, named = tmp_path / "run", other, ["--from", speech / "run"]
     line = mistake(["train", data, run, *named, "model.d_model=16", "model.norm=post"], capsys)
     assert "model.d_model (was 8, is 16); model.norm (was 'pre', is 'post')" in line
     line = mistake(["train", data, run, *named, "model=wavenet"], capsys)
@@ -143,16 +140,11 @@ def test_what_does_not_fit_is_refused(go_on: GoOn, other: Path, speech: Path, tm
     assert "no such run folder" in mistake(["train", data, run, "--from", tmp_path / "nosuch"], capsys)
     assert not run.exists()
     go_on(run)
-    line = mistake(["train", data, run, "--from", speech / "run", "--from-optimiser", *_SCHEDULE], capsys)
+    line = mistake(["train", data, run, *named, "--from-optimiser", *_SCHEDULE], capsys)
     assert "optimiser (was False, is True)" in line
     line = mistake(["train", data, run, "--from", tmp_path, *_SCHEDULE], capsys)
     assert f"run (was '{speech / 'run'}', is '{tmp_path}')" in line
     assert "did not begin from another one" in mistake(["train", speech / "data", speech / "run", *named], capsys)
-
-
-def test_a_longer_memory_fits(go_on: GoOn, tmp_path: Path) -> None:
-    go_on(tmp_path / "run", "model.memory=32", "model.compressed=16")
-    assert config_of(tmp_path / "run")["model"]["memory"] == 32
 
 
 def test_print_config_shows_what_is_taken_over(go_on: GoOn, tmp_path: Path, capsys: Capsys) -> None:
@@ -189,18 +181,13 @@ def test_a_run_names_no_file_of_settings(tmp_path: Path) -> None:
 def test_audio_does_not_go_on_from_text_nor_text_from_audio(
     other: Path, speech: Path, text: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
-    line = mistake(["train", other, tmp_path / "run", "--from", text / "run"], capsys)
-    assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
+    write_audio(tmp_path / "voices" / "ann", seconds=0.05)
+    labels = ["data.labels=folder", "data.split.test=0.27"]  # enough for a file in each split
+    cli("prepare", tmp_path / "voices", tmp_path / "labelled", *labels)
+    for data in (other, tmp_path / "labelled"):
+        line = mistake(["train", data, tmp_path / "run", "--from", text / "run"], capsys)
+        assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
+        assert "labels" not in line
     line = mistake(["train", text / "data", tmp_path / "t", "--from", speech / "run"], capsys)
     assert "is a run on audio, not on text; name one on text, or begin without --from" in line
     assert not (tmp_path / "t").exists()
-
-
-def test_labelled_audio_that_goes_on_from_text_is_refused_for_the_text(
-    text: Path, tmp_path: Path, capsys: Capsys
-) -> None:
-    write_audio(tmp_path / "voices" / "ann", seconds=0.05)
-    settings = ["data.labels=folder", "data.split.test=0.27"]  # enough for a file in each split
-    cli("prepare", tmp_path / "voices", tmp_path / "data", *settings)
-    line = mistake(["train", tmp_path / "data", tmp_path / "run", "--from", text / "run"], capsys)
-    assert "was trained on different tokens" in line and "labels" not in line

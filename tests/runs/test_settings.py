@@ -7,18 +7,11 @@ import pytest
 from pytest import MonkeyPatch
 
 from recipes.text import compose_config as compose_text
+from tests.recipes.corpus_files import write_folder
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 
 DEMO = {"lr": 4e-3, "clip_norm": 1.0}  # what `demo` sets for WaveNet
-
-
-def write(folder: Path, **presets: str) -> Path:
-    for name, text in presets.items():
-        group, _, stem = name.partition("__")
-        (folder / group).mkdir(parents=True, exist_ok=True)
-        (folder / group / f"{stem}.yaml").write_text(text)
-    return folder
 
 
 def values(config: dict[str, Any], *names: str) -> list[Any]:
@@ -28,7 +21,7 @@ def values(config: dict[str, Any], *names: str) -> list[Any]:
 def test_a_model_counts_over_all_and_a_preset_over_what_it_inherits(tmp_path: Path) -> None:
     for_wavenet = "models: {wavenet: {train: {chunk: 128}, model: {kernel_size: 2}}}"
     mine = f"defaults: [demo]\ntrain: {{lr: 1, beta2: 0.9}}\n{for_wavenet}"
-    write(tmp_path, preset__mine=mine)
+    write_folder(tmp_path, {"preset/mine.yaml": mine})
     config = compose_config(["preset=mine", "model=wavenet"], config_dir=tmp_path)
     assert config["preset"] == "mine" and "models" not in config
     assert values(config, "train.beta2", "train.chunk", "model.kernel_size", "train.max_seconds") == [0.9, 128, 2, 60]
@@ -47,12 +40,11 @@ def test_order_of_recipes_models_and_studies(tmp_path: Path) -> None:
             models: {lstm: {train: {batch_size: 4, log_every: 4, keep_checkpoints: 4}}}
     """
     own = "train: {log_every: 5, keep_checkpoints: 5}\nmodels: {lstm: {train: {keep_checkpoints: 6}}}"
-    write(tmp_path, preset__mine=mine, study__own=own)
+    write_folder(tmp_path, {"preset/mine.yaml": mine, "study/own.yaml": own})
     names = [f"train.{name}" for name in ("lr", "beta2", "chunk", "batch_size", "log_every", "keep_checkpoints")]
 
     def found(recipe: str, model: str) -> list[Any]:
-        overrides = ["preset=mine", "study=own", f"model={model}"]
-        return values(compose_text(recipe, overrides, config_dir=tmp_path), *names)
+        return values(compose_text(recipe, ["preset=mine", "study=own", f"model={model}"], config_dir=tmp_path), *names)
 
     assert found("ptb", "lstm") == [1, 0.2, 48, 4, 5, 6]
     assert found("text8", "lstm") == [1, 0.2, 32, 2, 5, 6]
@@ -60,12 +52,10 @@ def test_order_of_recipes_models_and_studies(tmp_path: Path) -> None:
 
 
 def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    info = tmp_path / "more-1.0.dist-info"
-    info.mkdir()
-    (info / "entry_points.txt").write_text("[waveform.configs]\nmore = more_configs\n")
     header = "# @package _global_\n"  # which such files had to have
-    write(tmp_path / "more_configs", preset_model__demo_wavenet=f"{header}train: {{lr: 7}}\n")
-    (tmp_path / "more_configs" / "__init__.py").touch()
+    preset = {"more_configs/preset_model/demo_wavenet.yaml": f"{header}train: {{lr: 7}}\n"}
+    points = {"more-1.0.dist-info/entry_points.txt": "[waveform.configs]\nmore = more_configs\n"}
+    write_folder(tmp_path, preset | points | {"more_configs/__init__.py": ""})
     monkeypatch.syspath_prepend(tmp_path)
     assert compose_config(["preset=demo", "model=wavenet"])["train"]["lr"] == 7
     assert compose_config(["preset=hour", "model=wavenet"])["train"]["lr"] == 2.5e-3
@@ -86,6 +76,7 @@ def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: Monkey
     ],
 )
 def test_presets_that_do_not_fit_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    write(tmp_path, preset__mine=text, preset__old="# @package _global_\nmodels: {wavenet: {train: {lr: 1}}}")
+    old = "# @package _global_\nmodels: {wavenet: {train: {lr: 1}}}"
+    write_folder(tmp_path, {"preset/mine.yaml": text, "preset/old.yaml": old})
     with pytest.raises(UserError, match="^" + message.replace("[", r"\[").replace("{", r"\{")):
         compose_config(["preset=mine", "model=wavenet"], config_dir=tmp_path)

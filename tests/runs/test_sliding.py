@@ -1,14 +1,12 @@
 """Windows that overlap: every token is scored once, with the context that the stride leaves it."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from tests import laws
-from tests.analyses.conftest import run_of
+from tests.analyses.conftest import run_of, text_and_inputs
 from tests.calling import cli, figures_of, prepared_tones, settings
 from tests.engine.conftest import write_tokens
 from waveform.models.registry import build
@@ -17,10 +15,7 @@ from waveform.runs.opened import TrainedRun
 from waveform.runs.sliding import evaluate_sliding
 from waveform.system.errors import UserError
 
-FIELDS: dict[str, Any] = {
-    **{"num_layers": 2, "d_model": 12, "num_heads": 3, "d_feedforward": 20},
-    **{"window": 6, "position": "absolute"},
-}
+FIELDS = {"num_layers": 2, "d_model": 12, "num_heads": 3, "d_feedforward": 20, "window": 6, "position": "absolute"}
 
 
 def opened(memory: int) -> TrainedRun:
@@ -37,14 +32,13 @@ def test_equals_each_token_scored_alone(stride: int, tmp_path: Path) -> None:
     assert result.counts.tolist() == tokens.lengths
     assert result.class_nats is not None and result.class_nats.sum() == pytest.approx(result.nats.sum())
     for utterance, length in enumerate(tokens.lengths):
-        text = torch.from_numpy(tokens.read(utterance, start=0, stop=length).astype(np.int64))
-        inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])
+        text, inputs = text_and_inputs(tokens, utterance, start=0, stop=length)
         nats = 0.0
         for i in range(length):
             # The first window that ends behind token i: windows begin at multiples of the stride.
             begin = 0 if i < 6 else -(-(i + 1 - 6) // stride) * stride
             state = run.model.init_state(1, device="cpu", dtype=torch.float64)
-            hidden = run.model.forward(inputs[None, begin : i + 1], state).hidden
+            hidden = run.model.forward(inputs[:, begin : i + 1], state).hidden
             nats -= float(run.model.head.logits(hidden)[0, -1].log_softmax(-1)[text[i]])
         assert result.nats[utterance] == pytest.approx(nats, rel=1e-6)
 

@@ -20,7 +20,6 @@ def test_a_look_has_several_rows(evaluate_tokens: int | None, num_ranks: int, lo
         for name, length in (("long", 1000), ("short", 30)):
             writer.write(name, [np.ones(length, dtype=np.uint8)])
     valid = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=3)
-    config = TrainConfig(evaluate_tokens=evaluate_tokens)
-    pieces = cut_for_a_look(valid, config, world=World(size=num_ranks))
+    pieces = cut_for_a_look(valid, TrainConfig(evaluate_tokens=evaluate_tokens), world=World(size=num_ranks))
     assert pieces.num_tokens == 1030 and len(pieces) >= 16 * num_ranks
     assert max(pieces.lengths) == longest

@@ -55,9 +55,8 @@ def test_the_figures_are_there_and_sane(tmp_path: Path, capsys: Capsys, monkeypa
     memory = model["training_memory"]
     assert 0 < memory["peak_without_imports_bytes"] < memory["peak_bytes"]
     assert memory["imports_bytes"] > 50e6
-    assert [(case["num_streams"], case["decoder"]) for case in model["sampling"]] == [
-        (1, "exact"), (1, "int8"), (4, "exact"), (4, "int8")
-    ]  # fmt: skip
+    cases = [(case["num_streams"], case["decoder"]) for case in model["sampling"]]
+    assert cases == [(1, "exact"), (1, "int8"), (4, "exact"), (4, "int8")]
     bytes_per_step = {case["decoder"]: case["bytes_per_step"] for case in model["sampling"]}
     assert 0 < bytes_per_step["int8"] < bytes_per_step["exact"] / 2
     for case in model["sampling"]:
@@ -94,8 +93,7 @@ def test_a_mistake_is_one_line_before_any_work(
 
 def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
     overrides = ["train.update_period=4", "train.update_period_from=0"]
-    config = verb._model_job("wavenet", "demo", "cpu", overrides, None).arguments["config"]
-    train = config["train"]
+    train = verb._model_job("wavenet", "demo", "cpu", overrides, None).arguments["config"]["train"]
     periods = {name: train[name] for name in ("update_period", "update_period_from")}
     assert TrainConfig(**periods).chunks_of_update(0) == 1
 
@@ -116,6 +114,5 @@ def test_what_fails_is_named_and_the_rest_is_kept(tmp_path: Path, capsys: Capsys
     file = tmp_path / "bench.json"
     assert main(["bench", "--device", "cpu", "--audio-minutes", "0", "--json", str(file), *TINY]) == 2
     assert "1 of 1 measurements failed, the first with: MemoryError: no room" in capsys.readouterr().err
-    assert json.loads(file.read_text())["models"] == [
-        {"preset": "demo", "model": "wavenet", "error": "MemoryError: no room"}
-    ]
+    failed = {"preset": "demo", "model": "wavenet", "error": "MemoryError: no room"}
+    assert json.loads(file.read_text())["models"] == [failed]

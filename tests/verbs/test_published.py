@@ -29,8 +29,7 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("published")
     for i, name in enumerate(NAMES):
         (place / "sc09" / name).parent.mkdir(parents=True, exist_ok=True)
-        noise = np.random.default_rng(i).uniform(-0.2, 0.2, 1600 - 100 * i)
-        soundfile.write(place / "sc09" / name, noise, 16_000)
+        soundfile.write(place / "sc09" / name, np.random.default_rng(i).uniform(-0.2, 0.2, 1600 - 100 * i), 16_000)
     (place / "sc09" / "validation_list.txt").write_text(NAMES[0])
     (place / "sc09" / "testing_list.txt").write_text("\n".join(NAMES[1:3]))
     with pytest.MonkeyPatch.context() as patched:
@@ -55,33 +54,25 @@ def test_figures_of_others_stand_beside(place: Path, tmp_path: Path, monkeypatch
     (row,) = [line for line in lines if line.startswith("WaveNet (published)")]
     assert row.split()[2:7] == [f"{1.925 * math.log(2):.3f}", "1.925", "-", "-", "4.2"]
     assert [line.split()[0] for line in lines if "(published) " in line] == ["SampleRNN", "WaveNet", "SaShiMi", "Mamba"]
-    assert lines[-1].startswith(
-        "(published): measured by others, in bits; Goel et al. 2022, Table 6 (https://arxiv.org"
-    )
+    of_others = "(published): measured by others, in bits; Goel et al. 2022, Table 6 (https://arxiv.org"
+    assert lines[-1].startswith(of_others)
     assert any("state by clip" in line for line in lines)
     assert entry["protocol"] == "clip" and entry["num_tokens"] == 1500 + 1400
     assert "not better" not in note_of([entry])
     worse = {**entry, "nats_per_token": entry["linear_prediction_nats_per_token"]}
     assert note_of([worse]).endswith("; not better than linear prediction, which needs no training: wavenet")
-    assert entry["published"][3] == {
-        "model": "Mamba",
-        "parameters": 6.1e6,
-        "bits": 1.852,
-        "source": "Gu and Dao 2023, Table 4 (https://arxiv.org/abs/2312.00752)",
-    }
+    source = "Gu and Dao 2023, Table 4 (https://arxiv.org/abs/2312.00752)"
+    assert entry["published"][3] == {"model": "Mamba", "parameters": 6.1e6, "bits": 1.852, "source": source}
 
 
 def test_runs_of_other_chunks_are_scored_by_clip_too(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     whole_of_six(monkeypatch)
-    chunk = [*SMALL, "data.labels=none", "train.state=chunk"]
-    cli("train", place / "whole", tmp_path / "run", *chunk)
+    cli("train", place / "whole", tmp_path / "run", *SMALL, "data.labels=none", "train.state=chunk")
     entries = figures_of(tmp_path / "f.json", "compare", place / "on_whole", tmp_path / "run", "--published", "sc09")
     assert [entry["protocol"] for entry in entries] == ["clip", "clip"]
 
 
-def test_a_run_that_reads_labels_is_refused(
-    place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
-) -> None:
+def test_a_run_with_labels_is_refused(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     whole_of_six(monkeypatch)
     cli("train", place / "whole", tmp_path / "labelled", *SMALL)
     assert waveform.load(tmp_path / "labelled").labels == ["two"]  # the training split has no other
@@ -97,8 +88,7 @@ def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) 
     assert tokens.lengths == [1500, 1400]
     total = 0.0
     for i, length in enumerate(tokens.lengths):
-        clip = np.array(tokens.read(i, start=0, stop=length), dtype=np.int64)
-        targets = torch.from_numpy(clip)[None]
+        targets = torch.from_numpy(np.array(tokens.read(i, start=0, stop=length), dtype=np.int64))[None]
         fresh = run.model.init_state(1, device="cpu", dtype=torch.float32)
         step = run.model.forward(shift_right(targets, vocab_size=256), fresh)
         total += float(run.model.head.nll(step.hidden, targets).double().sum())
@@ -112,12 +102,10 @@ def test_other_figures_are_refused(place: Path, capsys: Capsys) -> None:
     assert "it was trained on 6 of its 38,908 recordings; prepare all of the corpus with --corpus sc09" in line
     line = mistake([*compare, place / "on_whole", "--data", place / "part", "--protocol", "chunk"], capsys)
     assert "tested on 6 of its 38,908 recordings; protocol chunk is not clip;" in line
-    line = mistake([*compare, place / "on_whole", "--split", "valid"], capsys)
-    assert ": split valid is not test;" in line
+    assert ": split valid is not test;" in mistake([*compare, place / "on_whole", "--split", "valid"], capsys)
     line = mistake(["compare", place / "on_whole", "--published", "youtubemix"], capsys)
-    assert (
-        "it was trained on other data than YouTubeMix; data.piece_samples is 16000, not 131072; data.drop_rest" in line
-    )
+    differs = "data.piece_samples is 16000, not 131072; data.drop_rest"
+    assert f"it was trained on other data than YouTubeMix; {differs}" in line
     line = mistake(["compare", place / "on_whole", "--published", "vctk"], capsys)
     assert "--published vctk: there are figures for sc09, youtubemix, beethoven" in line
 

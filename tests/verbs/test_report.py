@@ -4,7 +4,6 @@ import base64
 import io
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,9 @@ from pytest import MonkeyPatch
 
 from tests.calling import Capsys, cli, figures_of, mistake, prepared_tones, settings
 from waveform.audio.audio_format import AudioFormat
-from waveform.speech.report import _recordings
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
+from waveform.speech.report import ALONE, _recordings, _symptoms
 
 NAME = "<b>odd $name"
 
@@ -43,14 +44,8 @@ def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: Capsys) -> No
     labels = ["compressive_transformer", "wavenet (&lt;b&gt;odd $name)", "wavenet (other)"]
     rows = re.split(r'<div class="row"', html)[1:]
     titles = [title for row in rows for title in re.findall(r"<h3>(.*?)</h3>", row)]
-    assert [title.partition(",")[2].strip() for title in titles[:6]] == [
-        "continued at temperature 0.8",
-        "continued at temperature 0.8",
-        "temperature 0.8, number 1",
-        "temperature 0.8, number 2",
-        "temperature 1.2, number 1",
-        "temperature 1.2, number 2",
-    ]
+    drawn = [f"temperature {temperature}, number {i}" for temperature in (0.8, 1.2) for i in (1, 2)]
+    assert [title.partition(",")[2].strip() for title in titles[:6]] == [*["continued at temperature 0.8"] * 2, *drawn]
     for row in rows[:2]:
         assert re.findall(r'data-label="(.*?)"', row) == ["real speech", *labels]
         real, *continued = sounds(row)
@@ -65,8 +60,7 @@ def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: Capsys) -> No
         assert len(made) == 3 and {len(sound) for sound in made} == {2400}
     assert "Attention by position" in html and "NLL over the course" in html and "NLL in training" in html
     assert 'id="quality"' not in html and "<td>model.num_stacks</td>" in html and "<b>" not in html
-    compared = figures_of(tmp_path / "c.json", "compare", *runs)
-    for ours, theirs in zip(figures["comparison"], compared, strict=True):
+    for ours, theirs in zip(figures["comparison"], figures_of(tmp_path / "c.json", "compare", *runs), strict=True):
         assert ours["nats_per_token"] == pytest.approx(theirs["nats_per_token"], abs=1e-6)
         assert ours["num_utterances"] == theirs["num_utterances"] == 3
     assert figures["by_place"][0]["label"] == "compressive_transformer"
@@ -97,24 +91,39 @@ def test_linear_prediction_alone_is_listened_to(place: Path, tmp_path: Path, cap
     assert "--listen linear-prediction is for runs with model.prediction=linear; leave it out" in line
 
 
-def test_recordings_begin_with_speech() -> None:
-    class Tokens:
-        names, lengths = ["short", "long"], [100, 40_000]
-
-        def __len__(self) -> int:
-            return 2
-
-        def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
-            tokens = np.full(40_000, 128, dtype=np.uint8)  # silence
-            tokens[20_000:] = 255
-            return tokens[start : min(stop, self.lengths[index])]
-
-    tokens: Any = Tokens()
+def test_recordings_begin_with_speech(tmp_path: Path) -> None:
+    silence, loud = (np.full(20_000, token, dtype=np.uint8) for token in (128, 255))
+    with ShardWriter(tmp_path / "a.shard", vocab_size=256) as writer:
+        writer.write("brief", [silence[:100]])
+        writer.write("long", [silence, loud])
+    tokens = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=256)
     ((name, samples),) = _recordings(tokens, AudioFormat(), num=1, seconds=0.5)
     assert name == "long" and len(samples) == 12_000
     assert np.flatnonzero(samples > 0.5)[0] == 0.05 * 24_000
     fewer = _recordings(tokens, AudioFormat(), num=9, seconds=0.5)  # than asked for, and one that is shorter
     assert [len(samples) for _, samples in fewer] == [100, 12_000]
+
+
+_RATE_HZ = 16_000
+_LOUD, _SILENCE = 0.1 * np.random.default_rng(0).standard_normal(2 * _RATE_HZ), np.zeros(2 * _RATE_HZ)
+
+
+@pytest.mark.parametrize(
+    ("nats", "drawn", "symptom"),
+    [
+        (1.5, _LOUD, None),
+        (1.5, np.append(_LOUD[:_RATE_HZ], _SILENCE), "ct falls silent in 66% of what it draws: raise"),
+        (1.5, np.sign(_LOUD), "ct clips in 100% of what it draws: lower its temperature"),
+        (1.5, np.zeros(100), None),  # too short to tell
+        (1.8, _LOUD, "ct knows no more than linear prediction alone (1.800 and 1.800 nats), so expect noise: "),
+        (0.9, _LOUD, "The NLL of ct is below 1 nat"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_helps(nats: float, drawn: np.ndarray, symptom: str | None) -> None:
+    entry = {"nats_per_token": nats, "linear_prediction_nats_per_token": 1.8}
+    found = _symptoms([entry], ["ct"], {"ct": drawn, ALONE: _SILENCE}, rate=_RATE_HZ)
+    assert len(found) == (symptom is not None)
+    assert symptom is None or found[0].startswith(symptom)
 
 
 @pytest.mark.parametrize(

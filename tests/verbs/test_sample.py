@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def primer(run_dir: Path) -> Path:
 
 
 @contextmanager
-def piped_stdout(monkeypatch: MonkeyPatch, *, num_bytes: int = -1) -> Iterator[bytearray]:
+def piped_stdout(*, num_bytes: int = -1) -> Iterator[bytearray]:
     """Replace stdout by a pipe. What comes through, or the first `num_bytes`, is there when the block has ended."""
     reading, writing = os.pipe()
     content = bytearray()
@@ -55,8 +55,7 @@ def piped_stdout(monkeypatch: MonkeyPatch, *, num_bytes: int = -1) -> Iterator[b
 
     reader = threading.Thread(target=read)
     reader.start()
-    with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", pipe)
+    with os.fdopen(writing, "w") as pipe, redirect_stdout(pipe):
         yield content
     reader.join()
 
@@ -72,16 +71,9 @@ def only_file(folder: Path) -> Path:
     return path
 
 
-def test_more_sounds_than_the_machine_can_hold_are_refused_before_they_are_listed(
-    run_dir: Path, tmp_path: Path, capsys: Capsys
-) -> None:
-    line = mistake(["sample", run_dir, "--out", tmp_path / "wavs", "--num", 10**12], capsys)
-    assert "memories of 1000000000000 rows would take" in line and not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("options", [[], ["--prime"], ["--int8"]], ids=["plain", "prime", "int8"])
 def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
-    options: list[str], run_dir: Path, primer: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
+    options: list[str], run_dir: Path, primer: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     real = read_audio(primer, sample_rate_hz=24_000) if options == ["--prime"] else np.zeros(0)
     command = ["sample", run_dir, "--seconds", 0.1, "--seed", 5, *options, *[primer] * ("--prime" in options)]
@@ -91,9 +83,9 @@ def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
     np.testing.assert_allclose(made[: len(real)], real, atol=1e-4)
     expected = pcm_of(only_file(tmp_path))
     capsys.readouterr()
-    with piped_stdout(monkeypatch) as raw:
+    with piped_stdout() as raw:
         cli(*command, "--out", "-", "--raw")
-    with piped_stdout(monkeypatch) as wav:
+    with piped_stdout() as wav:
         cli(*command, "--out", "-")
     assert raw == wav[HEADER_BYTES:] == expected
     assert capsys.readouterr().err.count("int8: NLL") == 2 * ("--int8" in options)
@@ -105,12 +97,12 @@ def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
     "reader",
     ["sox -t wav - -t raw -", "sox -r 24000 -c 1 -e signed -b 16 -t raw - -t raw -", "ffmpeg -v error -i - -f s16le -"],
 )
-def test_programs_read_the_pipe(reader: str, run_dir: Path, monkeypatch: MonkeyPatch) -> None:
+def test_programs_read_the_pipe(reader: str, run_dir: Path) -> None:
     program = shutil.which(reader.split()[0])
     if program is None:
         pytest.skip("needs sox and ffmpeg: apt install sox ffmpeg")
     command = ["sample", run_dir, "--seconds", 0.1, "--out", "-", *["--raw"] * ("-r 24000" in reader)]
-    with piped_stdout(monkeypatch) as piped:
+    with piped_stdout() as piped:
         cli(*command)
     done = subprocess.run([program, *reader.split()[1:]], input=piped, capture_output=True, check=True)
     assert done.stdout == piped[-4800:]
@@ -128,8 +120,7 @@ def test_blocks_are_written_as_they_are_drawn(run_dir: Path, monkeypatch: Monkey
             seen.append(len(os.read(reading, 100_000)))
 
     monkeypatch.setattr(Run, "sample", sample)
-    with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", pipe)
+    with os.fdopen(writing, "w") as pipe, redirect_stdout(pipe):
         cli("sample", run_dir, "--out", "-")
     os.close(reading)
     assert seen == [HEADER_BYTES + 2048, 2048, 20]
@@ -160,15 +151,10 @@ def test_what_training_shows_is_not_louder_either(run_dir: Path, tmp_path: Path,
     assert [list(classes) for classes in drawn] == [load(run_dir).config["dataset"]["token_range"]]
 
 
-def test_a_pipe_may_have_no_end(run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
-    with piped_stdout(monkeypatch, num_bytes=20_000) as reader:
+def test_a_pipe_may_have_no_end(run_dir: Path, capsys: Capsys) -> None:
+    with piped_stdout(num_bytes=20_000) as reader:
         assert main(["sample", str(run_dir), "--out", "-", "--seconds", "inf"]) == 128 + signal.SIGPIPE
     assert len(reader) == 20_000 and capsys.readouterr().err == ""
-
-
-def test_files_have_an_end(run_dir: Path, tmp_path: Path, capsys: Capsys) -> None:
-    assert "seconds is inf" in mistake(["sample", run_dir, "--out", tmp_path / "o", "--seconds", "inf"], capsys)
-    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.slow
@@ -186,19 +172,17 @@ def test_a_listener_who_goes_away_ends_it(run_dir: Path) -> None:
 
 def test_ctrl_c_ends_a_pipe_in_one_line(run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr(Run, "sample", one_block_and_ctrl_c)
-    with piped_stdout(monkeypatch) as reader:
+    with piped_stdout() as reader:
         assert main(["sample", str(run_dir), "--out", "-", "--seconds", "60"]) == 128 + signal.SIGINT
     assert len(reader) == HEADER_BYTES + 2048
     assert capsys.readouterr().err == "waveform sample: stopped by SIGINT\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-def test_a_full_disk_behind_stdout_is_one_line(run_dir: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
-    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", full)
-        assert main(["sample", str(run_dir), "--out", "-"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("waveform sample: cannot write stdout: the disk is full") and said.count("\n") == 1
+def test_a_full_disk_behind_stdout_is_one_line(run_dir: Path, capsys: Capsys) -> None:
+    with open("/dev/full", "w") as full, redirect_stdout(full):
+        line = mistake(["sample", run_dir, "--out", "-"], capsys)
+    assert line.startswith("waveform sample: cannot write stdout: the disk is full")
 
 
 def test_what_is_played_is_what_a_file_holds(
@@ -217,8 +201,7 @@ def test_ctrl_c_ends_playing_and_keeps_the_file(
     run_dir: Path, tmp_path: Path, sound_device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr(Run, "sample", one_block_and_ctrl_c)
-    command = ["sample", str(run_dir), "--play", "--out", str(tmp_path), "--seconds", "inf"]
-    assert main(command) == 128 + signal.SIGINT
+    assert main(["sample", str(run_dir), "--play", "--out", str(tmp_path), "--seconds", "inf"]) == 128 + signal.SIGINT
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("waveform sample: stopped by SIGINT; what was generated is in ")
     assert line.endswith(".unfinished.wav") and len(pcm_of(only_file(tmp_path))) == 2048 and sound_device.is_closed
@@ -232,10 +215,13 @@ def test_a_file_is_finished_before_all_of_it_is_heard(
     assert len(pcm_of(only_file(tmp_path))) == 48_000 and ".unfinished" not in only_file(tmp_path).name
 
 
-def test_no_sound_device_is_one_line_before_any_sound_is_drawn(
-    run_dir: Path, sound_device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
-) -> None:
-    monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
+@pytest.fixture
+def nothing_is_drawn(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "sample", lambda *_, **__: pytest.fail("drawing began"))
+
+
+@pytest.mark.usefixtures("nothing_is_drawn")
+def test_no_sound_device_is_one_line(run_dir: Path, sound_device: SoundDevice, capsys: Capsys) -> None:
     sound_device.refusal = sound_device.PortAudioError("Error querying device -1")
     line = mistake(["sample", run_dir, "--play"], capsys)
     assert "no sound device can be used (Error querying device -1)" in line and "--out - | aplay" in line
@@ -259,17 +245,18 @@ def test_a_missing_library_is_one_line(
     assert says in line and "--out - | aplay" in line
 
 
-def test_what_cannot_be_heard_is_refused_before_any_work(
-    run_dir: Path, tmp_path: Path, sound_device: SoundDevice, monkeypatch: MonkeyPatch, capsys: Capsys
-) -> None:
-    monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
-    assert "take one sound, not 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)
-    assert "--raw is for --out -" in mistake(["sample", run_dir, "--out", tmp_path, "--raw"], capsys)
-    assert "take one sound, not 2" in mistake(["sample", run_dir, "--play", "--out", tmp_path, "--num", "2"], capsys)
-    assert "give --out DIR" in mistake(["sample", run_dir], capsys)
+@pytest.mark.usefixtures("sound_device", "nothing_is_drawn")
+def test_what_cannot_be_heard_is_refused(run_dir: Path, tmp_path: Path, capsys: Capsys) -> None:
+    sample, files = ["sample", run_dir], ["--out", tmp_path / "o"]
+    assert "give --out DIR" in mistake(sample, capsys)
+    assert "take one sound, not 2" in mistake([*sample, "--out", "-", "--num", 2], capsys)
+    assert "take one sound, not 2" in mistake([*sample, *files, "--play", "--num", 2], capsys)
+    assert "--raw is for --out -" in mistake([*sample, *files, "--raw"], capsys)
+    assert "seconds is inf" in mistake([*sample, *files, "--seconds", "inf"], capsys)
+    many = mistake([*sample, *files, "--num", 10**12], capsys)  # before they are listed
+    assert "memories of 1000000000000 rows would take" in many
+    assert not list(tmp_path.iterdir())
     terminal, other = os.openpty()
-    with os.fdopen(other, "w") as stdout, monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", stdout)
-        assert main(["sample", str(run_dir), "--out", "-"]) == 2
+    with os.fdopen(other, "w") as stdout, redirect_stdout(stdout):
+        assert "pipe it to a player" in mistake([*sample, "--out", "-"], capsys)
     os.close(terminal)
-    assert "pipe it to a player" in capsys.readouterr().err

@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pytest import MonkeyPatch
 
 from tests.calling import SMALL, Capsys, cli, figures_of, interrupt_training, mistake, prepared_tones
 from tests.faults import forkserver
+from tests.recipes.corpus_files import write_folder
 from tests.test_cli import words
 from waveform.cli import main
 from waveform.engine import checkpoint
@@ -64,11 +66,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, and a search of two trials that has ended, in a folder with odd characters in its name."""
     place = tmp_path_factory.mktemp("odd? [name], a=b%20#")
     prepared_tones(place, train=1, valid=1, test=1)
-    (place / "configs" / "preset").mkdir(parents=True)
-    (place / "configs" / "preset" / "mine.yaml").write_text(
-        "defaults: [demo, _self_]\ntrain: {warmup_steps: 1}\n"
-        f"models: {{transformer_xl: {{model: {{d_model: 64, num_heads: 4}}, train: {{lr: {GOOD}}}}}}}\n"
-    )
+    sizes = f"{{transformer_xl: {{model: {{d_model: 64, num_heads: 4}}, train: {{lr: {GOOD}}}}}}}"
+    preset = f"defaults: [demo, _self_]\ntrain: {{warmup_steps: 1}}\nmodels: {sizes}\n"
+    write_folder(place, {"configs/preset/mine.yaml": preset})
     cli(*tune(place, place / "done"))
     return place
 
@@ -128,11 +128,8 @@ def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch:
     saved = checkpoint.newest(out_dir / "trial-000")
     assert saved is not None and 0 < saved.progress.seconds < 0.4
 
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise Interrupted(signal.SIGTERM)
-
     with monkeypatch.context() as patched:
-        patched.setattr(search, "score", interrupted)
+        patched.setattr(search, "score", Mock(side_effect=Interrupted(signal.SIGTERM)))
         assert main(command) == 143
     err = capsys.readouterr().err
     assert f"resumed at step {saved.step}" in err and "the same command continues the search" in err
@@ -172,16 +169,13 @@ def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: Capsys) ->
 def test_a_trial_that_fails_is_named_and_the_search_goes_on(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """By a loss that is not finite, and by sizes that a model refuses together, but each with the preset's."""
     text = f"train.lr: [{GOOD}, 9e18]\nmodel.d_model: [64, 72]\nmodel.num_heads: [4, 16]"
-    others = [setting for setting in SETTINGS if not setting.startswith(("model.d_model", "model.num_heads"))]
-    command = ["tune", str(place / "data"), str(tmp_path / "s"), "--json", str(tmp_path / "s.json"), *others]
-    command += ["--config-dir", str(place / "configs")]
-    cli(*command, "--budget", "0.3s", "--trials", "6", *space(place, text))
+    command = tune(place, tmp_path / "s", *space(place, text), trials=6, budget="0.3s")
+    cli(*(word for word in command if not word.startswith(("model.d_model", "model.num_heads"))))
     entries = trials_of(tmp_path / "s")
     first = next(entry for entry in entries if entry["trial"] == 0)
     assert first["drawn"] == {"train.lr": str(GOOD), "model.d_model": "64", "model.num_heads": "4"}  # the preset's
     assert first["state"] == "complete"
-    failed = [entry for entry in entries if entry["state"] == "failed"]
-    reasons = {entry["trial"]: entry["reason"] for entry in failed}
+    reasons = {entry["trial"]: entry["reason"] for entry in entries if entry["state"] == "failed"}
     assert any("is not finite" in reason for reason in reasons.values())
     assert any("model.d_model" in reason for reason in reasons.values())
     out = capsys.readouterr().out
@@ -259,8 +253,7 @@ def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
     assert main(commands[0]) == 0  # all have ended
     entries = trials_of(folders[0])
     assert sorted(entry["trial"] for entry in entries) == [0, 1, 2, 3]
-    own = {entry["run"] for entry in entries} - {None}
-    assert own == {str(path) for path in folders[0].glob("trial-*")}
+    assert {entry["run"] for entry in entries} - {None} == {str(path) for path in folders[0].glob("trial-*")}
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
 """Builds the small agents and trainers of these tests."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from recipes.reinforcement.actors import Actors, Unrolls
 from recipes.reinforcement.agent import Agent
+from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.learner import AgentLearner, LearnerConfig, own_rows
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
 from waveform.engine.train_config import BaseTrainConfig
@@ -23,6 +26,20 @@ UNROLL, EPISODE = 8, 13  # episodes end within unrolls, at different times in di
 TASK = ObjectMatchingConfig(objects=3, delay=2, episode=EPISODE)
 
 
+def check_restored(make: Callable[[], Environments], *, num_rows: int, num_steps: int, kept: int) -> Environments:
+    """Check that an environment that is restored after `kept` steps goes on as the first one; return that."""
+    first, second = make(), make()
+    first.begin()
+    actions = np.random.default_rng(0).integers(0, first.num_actions, (num_steps, num_rows))
+    for a in actions[:kept]:
+        first.step(a)
+    second.restore([array.copy() for array in first.state()])
+    for a in actions[kept:]:
+        for x, y in zip(first.step(a), second.step(a), strict=True):
+            assert np.array_equal(x, y)
+    return first
+
+
 def small_agent(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> Agent:
     torch.manual_seed(seed)
     environment = ObjectMatching(TASK, seed=0, rows=own_rows(1, rank=0, num_ranks=1))
@@ -33,17 +50,17 @@ def small_agent(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0)
     return agent
 
 
-def collected(agent: Agent, num_steps: int = 30) -> Unrolls:
+def collected(agent: Agent) -> Unrolls:
     """Unrolls of several lengths, the first of episodes and later ones."""
     rows = own_rows(6, rank=0, num_ranks=1)
     environments = ObjectMatching(TASK, seed=4, rows=rows)
     actors = Actors(environments, agent, unroll=UNROLL, clipping="abs_one", seed=4, rows=rows)
-    return Unrolls.joined(actors.collect(num_steps)[0])
+    return Unrolls.joined(actors.collect(30)[0])
 
 
 def small_learner(
-    *,
     name: str = "compressive_transformer",
+    *,
     world: World | None = None,
     dtype: torch.dtype = torch.float32,
     **train: Any,

@@ -13,21 +13,15 @@ _CELLS, _VALUES = 3, 4
 _GRID = Observation("grid", (_CELLS,), _VALUES)
 
 
-def _seen(encoder: GridEncoder) -> torch.Tensor:
-    """Count 50 observations, whose first cell never changes and whose last has a rare value, in two parts."""
-    random = np.random.default_rng(0)
+def test_a_grid_is_standardised() -> None:
+    """Equal to a layer on zeros and ones, from which their means over all observations are taken, as written out."""
+    torch.manual_seed(0)
+    encoder, random = GridEncoder(_GRID, 8).double(), np.random.default_rng(0)
+    # The first cell never changes, and the last has a rare value.
     cells = np.stack([np.full(50, 2), random.integers(0, 3, 50), random.random(50) < 0.1], axis=1)
     observed = torch.from_numpy(cells.astype(np.uint8))
     for part in observed.split([20, 30]):
         encoder.seen += encoder.counts(part)
-    return observed
-
-
-def test_a_grid_is_standardised() -> None:
-    """Equal to a layer on zeros and ones, from which their means over all observations are taken, as written out."""
-    torch.manual_seed(0)
-    encoder = GridEncoder(_GRID, 8).double()
-    observed = _seen(encoder)
     ones = F.one_hot(observed.long(), _VALUES).flatten(1).double()
     mean, variance = ones.mean(dim=0), ones.var(dim=0, correction=0)
     expected = F.relu((ones - mean) / (variance + 0.25).sqrt() @ encoder.vectors.weight)

@@ -13,25 +13,19 @@ from waveform.engine.interface import map_state, optional_parts, state_tensors, 
 _CONFIG = LearnerConfig()
 
 
-def log_pi(agent: Agent, unrolls: Unrolls, row: int) -> torch.Tensor:
-    """Log-probabilities of one unroll's actions, read alone and a step at a time."""
-    state, found = take_rows(unrolls.start, [row]), []
-    for t in range(int(unrolls.length[row])):
-        inputs = map_state(lambda tensor, t=t: tensor[row : row + 1, t : t + 1], unrolls.steps.inputs)
-        logits, _, state, _ = agent(inputs, state)
-        found.append(logits[0, 0].log_softmax(dim=-1)[unrolls.steps.action[row, t]])
-    return torch.stack(found)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_learner_sees_what_the_actor_saw(name: str) -> None:
-    """By the states at their starts, unrolls read alone give the probabilities by which their actions were drawn."""
+    """By the states at their starts, unrolls read alone, a step at a time, give the probabilities of their actions."""
     agent = small_agent(name).eval()
     unrolls = collected(agent)
     assert set(unrolls.length.tolist()) == {UNROLL, EPISODE - UNROLL}
-    for row in range(len(unrolls.length)):
-        mu = unrolls.steps.log_mu[row, : int(unrolls.length[row])].double()
-        assert torch.allclose(log_pi(agent, unrolls, row).detach(), mu, rtol=0, atol=1e-6)  # kept in fp32
+    for row, length in enumerate(unrolls.length.tolist()):
+        state = take_rows(unrolls.start, [row])
+        for t in range(length):
+            inputs = map_state(lambda tensor, r=row, t=t: tensor[r : r + 1, t : t + 1], unrolls.steps.inputs)
+            logits, _, state, _ = agent(inputs, state)
+            log_pi = logits[0, 0].log_softmax(dim=-1)[unrolls.steps.action[row, t]]
+            assert log_pi.item() == pytest.approx(unrolls.steps.log_mu[row, t].item(), rel=0, abs=1e-6)  # kept in fp32
 
 
 def test_an_episode_begins_with_a_fresh_state_and_no_action() -> None:
@@ -87,7 +81,6 @@ def test_the_task_never_reaches_the_compressor_nor_compression_the_rest() -> Non
     agent.zero_grad()
     (made.policy + made.value - made.entropy).backward()
     reached = {id(p) for p in agent.parameters() if p.grad is not None and p.grad.abs().sum() > 0}
-    assert not reached & compressor
     assert {id(p) for p in agent.parameters()} - compressor == reached  # nothing is left untrained
 
 
@@ -96,8 +89,7 @@ def test_losses_are_those_of_the_paper() -> None:
     agent = small_agent("transformer_xl").eval()
     unrolls = collected(agent)
     learner = small_agent("transformer_xl", seed=1).train()  # actors lag behind it
-    config = LearnerConfig(discount=0.8)
-    made = losses(learner, unrolls, config)
+    made = losses(learner, unrolls, LearnerConfig(discount=0.8))
     policy = value = entropy = 0.0
     with torch.no_grad():
         for row, length in enumerate(unrolls.length.tolist()):
@@ -110,11 +102,9 @@ def test_losses_are_those_of_the_paper() -> None:
             discounts = torch.full((1, length), 0.8, dtype=torch.float64)
             discounts[0, -1] *= ~unrolls.ended[row]
             ratios = (chosen - unrolls.steps.log_mu[row, :length])[None]
-            rewards = unrolls.steps.reward[row : row + 1, :length]
-            targets = vtrace(ratios, rewards, discounts, step.values, bootstrap)
+            targets = vtrace(ratios, unrolls.steps.reward[row : row + 1, :length], discounts, step.values, bootstrap)
             policy -= float((chosen * targets.advantages[0]).sum())
             value += float(((targets.values - step.values) ** 2).sum()) / 2
             entropy -= float((log_p.exp() * log_p).sum())
-    assert abs(made.policy.item() - policy) < 1e-6
-    assert abs(made.value.item() - value) < 1e-6
-    assert abs(made.entropy.item() - entropy) < 1e-6
+    found = [loss.item() for loss in (made.policy, made.value, made.entropy)]
+    assert found == pytest.approx([policy, value, entropy], rel=0, abs=1e-6)

@@ -1,5 +1,6 @@
 """Object matching: the rules of the original, one by one, and rows that do not depend on who has them."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from recipes.reinforcement.episode import save_gif, save_steps
 from recipes.reinforcement.object_matching import AGENT, DARK, FIRST_OBJECT, PAD, ObjectMatching, ObjectMatchingConfig
+from tests.recipes.reinforcement.small import check_restored
 from waveform.system.errors import UserError
 
 UP, RIGHT, DOWN, LEFT = range(4)
@@ -125,17 +127,8 @@ def test_the_pair_and_its_places_say_nothing_of_which_was_shown() -> None:
 @pytest.mark.parametrize("shortest", [None, 0])
 def test_restoring_continues_exactly(shortest: int | None) -> None:
     config = ObjectMatchingConfig(episode=33, delay=3, shortest_delay=shortest)
-    env, other = (ObjectMatching(config, seed=2, rows=np.arange(8)) for _ in range(2))
-    env.begin()
-    actions = np.random.default_rng(0).integers(0, 4, (120, 8))
-    for a in actions[:50]:
-        env.step(a)
-    kept = [array.copy() for array in env.state()]
-    expected = [env.step(a) for a in actions[50:]]
-    other.restore(kept)
-    for a, wanted in zip(actions[50:], expected, strict=True):
-        outcome = other.step(a)
-        assert all(np.array_equal(x, y) for x, y in zip(outcome, wanted, strict=True))
+    make = partial(ObjectMatching, config, seed=2, rows=np.arange(8))
+    assert check_restored(make, num_rows=8, num_steps=120, kept=50).num_actions == 4
 
 
 def test_bad_settings_are_named() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from recipes.reinforcement.environment_processes import EnvironmentProcesses
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
-from tests.recipes.calling import figures_of, mistake, run
+from tests.recipes.calling import Capsys, figures_of, mistake, run
 from waveform.engine.metrics import read_metrics
 from waveform.system.errors import Trouble, UserError
 
@@ -112,16 +112,13 @@ class TestDMLab:
         run("play", tmp_path / "whole", "--gif", tmp_path / "episode.gif", "--steps", 4)
         assert (tmp_path / "episode.gif").stat().st_size > 1000
 
-    def test_a_second_one_in_a_process_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        dmlab = pytest.importorskip("recipes.reinforcement.dmlab")
-        monkeypatch.setattr(dmlab.DMLab, "_made", True)
+    def test_a_second_one_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+        monkeypatch.setattr(pytest.importorskip("recipes.reinforcement.dmlab").DMLab, "_made", True)
         line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", "preset=paper"], capsys)
         assert line.endswith("a process can have only one DMLab; give env_processes=true, and each row has its own")
 
 
-def test_dmlab_missing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dmlab_missing_is_one_line(tmp_path: Path, capsys: Capsys) -> None:
     pytest.importorskip("gymnasium")
     for processes in ("true", "false"):
         line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", f"env_processes={processes}"], capsys)

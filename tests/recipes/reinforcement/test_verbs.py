@@ -1,11 +1,13 @@
 """Agents by the command line: train, resume, evaluate, compare, play, and what is refused in one line."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from recipes.cli import main
 from recipes.reinforcement import evaluation
@@ -14,10 +16,11 @@ from recipes.reinforcement.evaluation import Playing, open_agent, play
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 from recipes.reinforcement.settings import make_environments
 from tests.faults.hostile_runs import edit_config
-from tests.recipes.calling import figures_of, mistake, run
+from tests.recipes.calling import Capsys, figures_of, mistake, run
+from tests.recipes.reinforcement.small import check_restored
 from waveform.system.errors import UserError
 
-SMOKE = "preset=smoke"
+SMOKE, MEMORY = "preset=smoke", "MiniGrid-MemoryS7-v0"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsys: Capsys) -> None:
     figures = figures_of(tmp_path / "ct.json", "evaluate", runs / "ct", "--episodes", 5)
     assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_tokens_seen"] == 6 * 8 * 8
     assert (figures["schema"], figures["kind"], figures["unit"]) == (1, "environment", "step")
@@ -82,7 +85,7 @@ class QuickSuccesses:
         return ()
 
 
-def test_successes_are_of_the_episodes_whose_returns_count(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successes_are_of_the_episodes_whose_returns_count(runs: Path, monkeypatch: MonkeyPatch) -> None:
     """A return of 1 is a success here; quick ones must not count more because others are still being played."""
     monkeypatch.setattr(evaluation, "make_environments", QuickSuccesses)
     figures = play(open_agent(runs / "lstm"), Playing(delays=[3]))
@@ -110,14 +113,14 @@ def test_successes_are_of_the_episodes_whose_returns_count(runs: Path, monkeypat
     ],
 )
 def test_bad_settings_are_one_line(
-    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert line in mistake(arguments, capsys)
     assert not any(tmp_path.iterdir())
 
 
-def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: Capsys) -> None:
     assert "sample does not know runs of agents, and" in mistake(["sample", runs / "ct"], capsys)
     assert "--rows is not for runs of agents" in mistake(["evaluate", runs / "ct", "--rows", 4], capsys)
     assert "task.delay is -1" in mistake(["evaluate", runs / "ct", "--delays", 3, -1], capsys)
@@ -129,14 +132,13 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.Ca
     for verb, *more in (["report", "--out", runs / "page.html"], ["analyse"], ["export", runs / "x.zip"]):
         assert main([verb, *map(str, [runs / "ct", *more])]) == 2
         said = capsys.readouterr()
-        assert (
-            "only evaluate, compare and `python -m recipes play` know runs of agents" in said.err and said.out == ""
-        )  # it has not played
+        assert "only evaluate, compare and `python -m recipes play` know runs of agents" in said.err
+        assert said.out == ""  # it has not played
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
 def test_a_file_that_cannot_be_written_is_refused_before_it_plays(
-    verb: str, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    verb: str, runs: Path, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipes.reinforcement.evaluation.play", lambda *_, **__: pytest.fail("it played"))
     assert "is a folder" in mistake([verb, runs / "ct", "--json", runs], capsys)
@@ -144,7 +146,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_it_plays(
 
 @pytest.mark.parametrize("room, rows", [(100, 1), (10_000, 20)])
 def test_memories_beyond_this_machine_are_refused_before_they_are_made(
-    room: int, rows: int, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    room: int, rows: int, runs: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     def require(num_bytes: int, *, what: str, remedy: str) -> None:
         if num_bytes > room:
@@ -155,9 +157,7 @@ def test_memories_beyond_this_machine_are_refused_before_they_are_made(
     assert f"the model's memories of {rows} rows would take" in line
 
 
-def test_gymnasium_missing_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gymnasium_missing_is_one_line(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr("recipes.reinforcement.gymnasium_environments.find_spec", lambda name: None)
     line = mistake(["train", "rl", tmp_path / "a", "env=CartPole-v1"], capsys)
     assert line.endswith('needs gymnasium, which is not installed; install it with pip install "waveform[rl]"')
@@ -171,60 +171,48 @@ class TestGymnasium:
         pytest.importorskip("gymnasium")
         pytest.importorskip("minigrid")
 
-    def test_an_agent_trains_in_minigrid(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        run("train", "rl", tmp_path / "m", SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=2")
+    def test_an_agent_trains_in_minigrid(self, tmp_path: Path, capsys: Capsys) -> None:
+        run("train", "rl", tmp_path / "m", SMOKE, f"env={MEMORY}", "train.max_steps=2")
         assert figures_of(tmp_path / "m.json", "evaluate", tmp_path / "m", "--episodes", 2)["chances"] >= 2
         with pytest.raises(UserError, match=r"was not trained on object matching; leave out --delays"):
             open_agent(tmp_path / "m").at_delay(3)
-        others = ["MiniGrid-MemoryS9-v0", "MiniGrid-MemoryS7-v0"]
+        others = ["MiniGrid-MemoryS9-v0", MEMORY]
         figures = figures_of(tmp_path / "by.json", "evaluate", tmp_path / "m", "--episodes", 2, "--envs", *others)
         assert [at["env"] for at in figures["by_env"]] == others
         ninth, own = (at["return_mean"] for at in figures["by_env"])
         assert own == figures["return_mean"] != ninth
         line = mistake(["evaluate", tmp_path / "m", "--envs", "CartPole-v1"], capsys)
-        assert line.endswith("shows other observations, or takes other actions, than env=MiniGrid-MemoryS7-v0")
+        assert line.endswith(f"shows other observations, or takes other actions, than env={MEMORY}")
         run("play", tmp_path / "m", "--gif", tmp_path / "m.gif", "--steps", 3)
 
-    @pytest.mark.parametrize(
-        "env, kind", [("CartPole-v1", "vector"), ("FrozenLake-v1", "grid"), ("MiniGrid-MemoryS7-v0", "grid")]
-    )
+    @pytest.mark.parametrize("env, kind", [("CartPole-v1", "vector"), ("FrozenLake-v1", "grid"), (MEMORY, "grid")])
     def test_replaying_restores_an_environment(self, env: str, kind: str) -> None:
-        first, second = (GymnasiumEnvironments(env, seed=3, rows=np.arange(3)) for _ in range(2))
-        assert first.observation.kind == kind
-        first.begin()
-        actions = np.random.default_rng(0).integers(0, first.num_actions, (60, 3))
-        for a in actions[:40]:
-            first.step(a)
-        second.restore([array.copy() for array in first.state()])
-        for a in actions[40:]:
-            for x, y in zip(first.step(a), second.step(a), strict=True):
-                assert np.array_equal(x, y)
+        make = partial(GymnasiumEnvironments, env, seed=3, rows=np.arange(3))
+        assert check_restored(make, num_rows=3, num_steps=60, kept=40).observation.kind == kind
 
-    def test_an_environment_is_made_with_options(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        small = [SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=1"]
-        run("train", "rl", tmp_path / "m", *small, "env_options={agent_view_size:3}")
-        env = 'MiniGrid-MemoryS7-v0 {"agent_view_size": 3}'
-        assert open_agent(tmp_path / "m", env=env).actors(2).environments.observation.shape == (3 * 3 * 3,)
-        line = mistake(["train", "rl", tmp_path / "n", *small, "env_options={view:3}"], capsys)
+    def test_an_environment_is_made_with_options(self, tmp_path: Path, capsys: Capsys) -> None:
+        train = ["train", "rl", tmp_path / "m", SMOKE, f"env={MEMORY}", "train.max_steps=1"]
+        line = mistake([*train, "env_options={view:3}"], capsys)
         assert "unexpected keyword argument 'view'" in line and line.endswith("check its name, package and options")
-        line = mistake(["train", "rl", tmp_path / "n", *small, "env_options={agent_view_size:2}"], capsys)
+        line = mistake([*train, "env_options={agent_view_size:2}"], capsys)
         assert "cannot make it (AssertionError); check its name" in line
+        run(*train, "env_options={agent_view_size:3}")
+        opened = open_agent(tmp_path / "m", env=f'{MEMORY} {{"agent_view_size": 3}}')
+        assert opened.actors(2).environments.observation.shape == (3 * 3 * 3,)
 
-    def test_agents_may_have_the_first_actions_only(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        small = [SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=1"]
-        run("train", "rl", tmp_path / "m", *small, "env_actions=3")
+    def test_agents_may_have_the_first_actions_only(self, tmp_path: Path, capsys: Capsys) -> None:
+        train = ["train", "rl", tmp_path / "m", SMOKE, f"env={MEMORY}", "train.max_steps=1"]
+        assert mistake([*train, "env_actions=9"], capsys).endswith(f"env_actions is 9, but env={MEMORY} has 7 actions")
+        run(*train, "env_actions=3")
         actors = open_agent(tmp_path / "m").actors(4)
         actors.collect(40)
         assert actors.agent.num_actions == 3 and set(actors.environments.state()[2].flatten().tolist()) == {0, 1, 2}
-        line = mistake(["train", "rl", tmp_path / "n", *small, "env_actions=9"], capsys)
-        assert line.endswith("env_actions is 9, but env=MiniGrid-MemoryS7-v0 has 7 actions")
 
-    def test_a_package_of_ones_own_is_imported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_package_of_ones_own_is_imported(self, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
         """`env=PACKAGE:NAME`, as for a wrapper of DMLab: the environment is known only once its package is imported."""
         maker = "gymnasium.envs.classic_control:CartPoleEnv"
-        (tmp_path / "own_levels.py").write_text(
-            f"import gymnasium\ngymnasium.register('Own-v0', entry_point='{maker}')"
-        )
+        code = f"import gymnasium\ngymnasium.register('Own-v0', entry_point='{maker}')"
+        (tmp_path / "own_levels.py").write_text(code)
         monkeypatch.syspath_prepend(tmp_path)
         environments = GymnasiumEnvironments("own_levels:Own-v0", seed=0, rows=np.arange(2))
         assert environments.observation.kind == "vector" and environments.begin().shape == (2, 4)
@@ -260,7 +248,7 @@ class TestGymnasium:
         run("train", "rl", tmp_path / "run", SMOKE, "env=Stacked-v0", "train.max_steps=1")
 
     def test_a_run_has_nothing_imported_or_made_with_options_that_the_user_does_not_name(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
     ) -> None:
         (tmp_path / "agent").mkdir()
         (tmp_path / "agent" / "payload.py").write_text("import pathlib\npathlib.Path('RAN').touch()")
@@ -271,19 +259,18 @@ class TestGymnasium:
         def edited(**changes: Any) -> None:
             edit_config(tmp_path / "agent" / "run", lambda config: config.update(changes))
 
-        commands = [["evaluate", "agent/run", "--episodes", 1], ["compare", "agent/run", "--episodes", 1]]
-        commands.append(["play", "agent/run", "--gif", "it.gif"])
+        evaluate, compare = ([verb, "agent/run", "--episodes", 1] for verb in ("evaluate", "compare"))
         edited(env="agent.payload:CartPole-v1")
-        for command in commands:
+        for command in (evaluate, compare, ["play", "agent/run", "--gif", "it.gif"]):
             assert mistake(command, capsys).endswith("if you trust them, add --env agent.payload:CartPole-v1")
         assert not Path("RAN").exists()
-        run(*commands[0], "--env", "agent.payload:CartPole-v1")
+        run(*evaluate, "--env", "agent.payload:CartPole-v1")
         assert Path("RAN").exists()
         edited(env="CartPole-v1", env_options={"sutton_barto_reward": True})
         named = 'CartPole-v1 {"sutton_barto_reward": true}'
-        assert mistake(commands[0], capsys).endswith(f"add --env '{named}'")
-        run(*commands[0], "--env", named)
-        line = mistake([*commands[0], "--env", "CartPole-v0"], capsys)
+        assert mistake(evaluate, capsys).endswith(f"add --env '{named}'")
+        run(*evaluate, "--env", named)
+        line = mistake([*evaluate, "--env", "CartPole-v0"], capsys)
         assert line.endswith(f"was trained in {named}; leave it out, or give --envs CartPole-v0")
 
     @pytest.mark.parametrize(
@@ -295,8 +282,6 @@ class TestGymnasium:
             ("Blackjack-v1", "shows observations of the kind Tuple; agents see images, small grids and real numbers"),
         ],
     )
-    def test_unfit_environments_are_one_line(
-        self, env: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_unfit_environments_are_one_line(self, env: str, line: str, tmp_path: Path, capsys: Capsys) -> None:
         assert line in mistake(["train", "rl", tmp_path / "a", SMOKE, f"env={env}"], capsys)
         assert not (tmp_path / "a").exists()

@@ -9,7 +9,6 @@ from recipes.reinforcement.vtrace import vtrace
 from tests.references.vtrace import vtrace_target
 
 B, T = 4, 9
-_DISCOUNT = 0.9
 
 
 def drawn(seed: int = 0) -> dict[str, Tensor]:
@@ -19,13 +18,8 @@ def drawn(seed: int = 0) -> dict[str, Tensor]:
         return torch.randn(*shape, dtype=torch.float64, generator=random)
 
     ended = torch.rand(B, T, generator=random) < 0.2
-    return {
-        "log_ratios": normal(B, T),
-        "rewards": normal(B, T),
-        "discounts": _DISCOUNT * (~ended).double(),
-        "values": normal(B, T),
-        "bootstrap": normal(B),
-    }
+    drawn = {"log_ratios": normal(B, T), "rewards": normal(B, T), "discounts": 0.9 * (~ended).double()}
+    return drawn | {"values": normal(B, T), "bootstrap": normal(B)}
 
 
 @pytest.mark.parametrize("clips", [{}, {"clip_rho": 0.7, "clip_c": 1.3}])
