@@ -123,6 +123,11 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+def first_fields(model: str) -> dict[str, Any]:
+    """Those of a model's first configuration."""
+    return dict(next(iter(CONFIGS[model].values())))
+
+
 @dataclass(frozen=True)
 class Case:
     """One small configuration of a registered model."""

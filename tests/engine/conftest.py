@@ -12,12 +12,12 @@ from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 
 
-def write_utterances(path: Path, utterances: Sequence[np.ndarray]) -> TokenSet:
+def write_utterances(path: Path, utterances: Sequence[np.ndarray], *, vocab_size: int = VOCAB_SIZE) -> TokenSet:
     """A token set of one shard."""
-    with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
+    with ShardWriter(path, vocab_size=vocab_size) as writer:
         for i, utterance in enumerate(utterances):
             writer.write(f"utterance_{i:03d}", [utterance])
-    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE)
+    return TokenSet([Shard(path)], vocab_size=vocab_size)
 
 
 def write_tokens(path: Path, lengths: Sequence[int], *, seed: int = 0) -> TokenSet:
