@@ -15,7 +15,7 @@ from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import build
 from waveform.ranks.distributed import World
 
-MakeTokens = Callable[..., TokenSet]  # the fixture `token_set`
+MakeTokens = Callable[[list[int]], TokenSet]  # the fixture `token_set`
 
 
 def utterances_of(tokens: TokenSet) -> list[list[int]]:
