@@ -18,7 +18,7 @@ from waveform.system import linear
 from waveform.system.linear import LIBRARIES
 
 SMALL = {"num_layers": 1, "num_heads": 1, "num_position_features": 4, "window": 8, "memory": 8, "compressed": 4}
-IN_KERNELS = {**SMALL, "d_model": 16, "d_feedforward": 16}
+KERNELS = {**SMALL, "d_model": 16, "d_feedforward": 16}
 BY_TORCH = {**SMALL, "d_model": 12, "d_feedforward": 16}  # not whole vectors
 Train = Callable[[dict[str, Any]], tuple[Learner, Checkpoint]]
 
@@ -38,9 +38,9 @@ def make_train(token_set: MakeTokens, tmp_path: Path) -> Train:
 @pytest.mark.parametrize(
     ("fields", "changes", "expected"),
     [
-        (IN_KERNELS, {}, []),
+        (KERNELS, {}, []),
         (BY_TORCH, {}, []),
-        (IN_KERNELS, {"layers": None}, ["^saved with layers=torch, resumed with compiled: results will no longer"]),
+        (KERNELS, {"layers": None}, ["^saved with layers=torch, resumed with compiled: results will no longer be"]),
         (BY_TORCH, {"layers": None, "processor": None}, []),
         (BY_TORCH, {"num_threads": 3}, ["^saved with num_threads=3, resumed with 1:"]),
         (BY_TORCH, {"weather": "fair"}, ["also has weather, which this version ignores$"]),

@@ -122,6 +122,7 @@ def test_waiting_never_takes_back_time(tokens: TokenSet, tmp_path: Path, monkeyp
         assert one.learner.seconds >= before_s
 
 
+@pytest.mark.usefixtures("order")
 def test_one_signal_saves_all_and_the_same_call_continues(
     alone: Saved, tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
