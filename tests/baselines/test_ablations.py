@@ -64,8 +64,7 @@ def test_a_longer_memory_changes_no_parameter() -> None:
 
 def test_shaws_vectors_begin_as_large_as_keys() -> None:
     torch.manual_seed(0)
-    config = TransformerXL.Config(**{**SIZES, "d_model": 96}, position="shaw")
-    attention: Any = TransformerXL(config).layers[0].attention
+    attention: Any = TransformerXL(TransformerXL.Config(**SIZES | {"d_model": 96}, position="shaw")).layers[0].attention
     keys = attention.key(torch.randn(500, 96))  # of inputs that a norm has standardised
     assert attention.encoding.vectors.std().item() == pytest.approx(keys.std().item(), rel=0.1)
 
@@ -145,11 +144,9 @@ def test_variational_dropout_in_the_compiled_layers(monkeypatch: pytest.MonkeyPa
 def test_terms_are_those_of_the_encoding(tmp_path: Any) -> None:
     """Shaw's scores have (a) and (b), absolute and learned ones (a) alone (Dai et al. 2019, section 3.3)."""
     tokens = write_tokens(tmp_path / "a.shard", [90])
-    terms = {}
-    for position, memory in (("shaw", 5), ("absolute", 5), ("learned", 0)):
+    for position, memory, terms in (("shaw", 5, ["a", "b"]), ("absolute", 5, ["a"]), ("learned", 0, ["a"])):
         model = build(position=position, memory=memory)
         assert isinstance(model.layers[0].attention, EncodedAttention)
         figures = attention_by_head(run_of(model, window=model.config.window), tokens, max_tokens=90, **QUIET)
-        terms[position] = list(figures["terms"])
+        assert list(figures["terms"]) == terms
         np.testing.assert_allclose(np.array(figures["weight"]).sum(-1), 1, rtol=1e-6)
-    assert terms == {"shaw": ["a", "b"], "absolute": ["a"], "learned": ["a"]}

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,15 +26,13 @@ def build(**fields: Any) -> LSTM:
 def written_out(model: LSTM, tokens: Tensor) -> Tensor:
     """tokens [T] of a fresh stream -> h of the last layer [T, D], one step and one gate at a time."""
     config = model.config
-    h = [torch.zeros(config.d_model, dtype=torch.float64) for _ in range(config.num_layers)]
-    c = [vector.clone() for vector in h]
+    h, c = torch.zeros(2, config.num_layers, config.d_model, dtype=torch.float64)
     outputs = []
     for token in tokens:
         x = model.embedding(token)
         for layer in range(config.num_layers):
-            named = {name: getattr(model.layers, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh")}
-            bias = getattr(model.layers, f"bias_ih_l{layer}") + getattr(model.layers, f"bias_hh_l{layer}")
-            gates = named["weight_ih"] @ x + named["weight_hh"] @ h[layer] + bias
+            weight_ih, weight_hh, bias_ih, bias_hh = model.layers.all_weights[layer]
+            gates = weight_ih @ x + bias_ih + weight_hh @ h[layer] + bias_hh
             write, forget, candidate, read = gates.chunk(4)
             c[layer] = forget.sigmoid() * c[layer] + write.sigmoid() * candidate.tanh()
             h[layer] = x = read.sigmoid() * c[layer].tanh()
@@ -69,9 +68,8 @@ def test_gradient_flows_through_all_steps_of_a_call_and_of_an_unroll() -> None:
 def test_forget_gates_start_open() -> None:
     torch.manual_seed(0)
     model = LSTM(LSTM.Config(laws.VOCAB_SIZE, num_layers=2, d_model=64))
-    for layer in range(2):
-        bias = getattr(model.layers, f"bias_ih_l{layer}") + getattr(model.layers, f"bias_hh_l{layer}")
-        write, forget, candidate, read = bias.detach().chunk(4)
+    for _, _, bias_ih, bias_hh in model.layers.all_weights:
+        write, forget, candidate, read = (bias_ih + bias_hh).detach().chunk(4)
         assert forget.mean() == pytest.approx(1, abs=0.1)
         assert torch.stack([write, candidate, read]).mean().abs() < 0.1
 
@@ -80,44 +78,37 @@ def test_dropout_is_on_what_enters_and_leaves_layers() -> None:
     """Not on the recurrence: a state that was not zeroed in part goes in and comes out (Zaremba et al. 2014)."""
     model = build(num_layers=2, d_model=40, dropout=0.5)
     model.train()
-    hidden, state, _ = model(laws.random_tokens(5), laws.fresh_state(model))
-    share = float((hidden == 0).double().mean().detach())
-    assert 0.4 < share < 0.6
+    tokens, fresh = laws.random_tokens(5), laws.fresh_state(model)
+    hidden, state, _ = model(tokens, fresh)
+    assert 0.4 < (hidden == 0).double().mean() < 0.6
     assert not any((part == 0).any() for part in state.trunk)
-    again = model(laws.random_tokens(5), laws.fresh_state(model)).state
+    again = model(tokens, fresh).state
     assert not torch.equal(again.trunk.hidden[:, 0], state.trunk.hidden[:, 0])  # the input's
     model.dropout.p = 0.0
-    one, other = (model(laws.random_tokens(5), laws.fresh_state(model)).state.trunk for _ in range(2))
+    one, other = (model(tokens, fresh).state.trunk for _ in range(2))
     assert torch.equal(one.hidden[:, 0], other.hidden[:, 0])
     assert not torch.equal(one.hidden[:, 1], other.hidden[:, 1])  # between layers
-    still = model.eval()(laws.random_tokens(5), laws.fresh_state(model)).state
-    map_state(laws.assert_same, still, model(laws.random_tokens(5), laws.fresh_state(model)).state)
+    map_state(laws.assert_same, model.eval()(tokens, fresh).state, model(tokens, fresh).state)
+
+
+_enwik8, _recall = partial(compose_text, "enwik8"), partial(compose_text, "recall")
 
 
 @pytest.mark.parametrize(
-    ("compose", "overrides", "vocab_size", "share"),
+    ("compose", "preset", "vocab_size", "share"),
     [
-        (compose_speech, ["preset=demo"], 256, 0.01),
-        (compose_speech, ["preset=ten_minutes"], 256, 0.01),
-        (compose_speech, ["preset=hour"], 256, 0.02),
-        (compose_speech, ["preset=small"], 256, 0.01),
-        (compose_speech, ["preset=clips_4m"], 256, 0.01),
-        (compose_speech, ["preset=speech_paper"], 256, 0.01),
-        (lambda overrides: compose_text("enwik8", overrides), ["preset=small"], 256, 0.01),
-        (lambda overrides: compose_text("enwik8", overrides), ["preset=smoke"], 256, 0.02),
-        (lambda overrides: compose_text("recall", overrides), ["preset=small"], 34, 0.01),
+        *((compose_speech, name, 256, 0.01) for name in ("demo", "ten_minutes", "small", "clips_4m", "speech_paper")),
+        (compose_speech, "hour", 256, 0.02),
+        (_enwik8, "small", 256, 0.01),
+        (_enwik8, "smoke", 256, 0.02),
+        (_recall, "small", 34, 0.01),
     ],
 )
-def test_presets_match_the_compressive_transformer(
-    compose: Any, overrides: list[str], vocab_size: int, share: float
-) -> None:
+def test_presets_match_the_compressive_transformer(compose: Any, preset: str, vocab_size: int, share: float) -> None:
     def size(model: str) -> int:
+        dataset = {"vocab_size": vocab_size, "modality": {"kind": "audio"}}
         with torch.device("meta"):
-            config = {
-                **compose([*overrides, f"model={model}"]),
-                "dataset": {"vocab_size": vocab_size, "modality": {"kind": "audio"}},
-            }
-            return num_parameters(model_from(config))
+            return num_parameters(model_from(compose([f"preset={preset}", f"model={model}"]) | {"dataset": dataset}))
 
     assert size("lstm") == pytest.approx(size("compressive_transformer"), rel=share)
     assert size("transformer_xl") == pytest.approx(size("compressive_transformer"), rel=share)

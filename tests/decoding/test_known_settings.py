@@ -49,16 +49,15 @@ def _squashed(x: Tensor, squash: bool) -> Tensor:
     return x.tanh() if squash else x
 
 
-CONV = laws.CONFIGS["compressive_transformer"]["conv-ragged"]
-WAVENET = laws.CONFIGS["wavenet"]["classic"]
 MODELS = {
-    "compressive_transformer": lambda squash: _SquashingTransformer(
-        _SquashingConfig(vocab_size=laws.VOCAB_SIZE, **CONV, squash=squash)
-    ),
-    "wavenet": lambda squash: _SquashingWaveNet(
-        _SquashingWaveNetConfig(vocab_size=laws.VOCAB_SIZE, **WAVENET, squash=squash)
-    ),
+    "compressive_transformer": (_SquashingTransformer, _SquashingConfig, "conv-ragged"),
+    "wavenet": (_SquashingWaveNet, _SquashingWaveNetConfig, "classic"),
 }
+
+
+def build(name: str, *, squash: bool) -> Any:
+    model, config, variant = MODELS[name]
+    return model(config(vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS[name][variant], squash=squash))
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -66,9 +65,9 @@ MODELS = {
 @torch.no_grad()
 def test_an_unknown_field_is_left_to_forward(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model: Any = laws.randomise(MODELS[name](True)).to(dtype)
+    model = laws.randomise(build(name, squash=True)).to(dtype)
     state, tokens = laws.fresh_state(model, 2), laws.random_tokens(30, batch_size=2)
-    plain: Any = MODELS[name](False).to(dtype)
+    plain = build(name, squash=False).to(dtype)
     plain.load_state_dict(model.state_dict())
     assert not torch.allclose(plain(tokens, state).hidden, model(tokens, state).hidden, atol=1e-2)
     atol = 1e-4 if dtype == torch.float32 else 1e-10
@@ -85,12 +84,10 @@ def test_an_unknown_field_is_left_to_forward(name: str, dtype: torch.dtype) -> N
 def test_training_leaves_an_unknown_field_to_torch() -> None:
     """At widths of kernels: the output and the gradient are those of fp64, which has none."""
     sizes = {"num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 8}
-    memories = {"window": 8, "memory": 8, "compressed": 4, "compression_rate": 2}
+    fields = {"vocab_size": laws.VOCAB_SIZE, "window": 8, "memory": 8, "compressed": 4, "compression_rate": 2, **sizes}
     torch.manual_seed(0)
-    model: Any = _SquashingTransformer(_SquashingConfig(vocab_size=laws.VOCAB_SIZE, **sizes, **memories, squash=True))
-    assert CompressiveTransformerWithDecoders(
-        CompressiveTransformerConfig(vocab_size=laws.VOCAB_SIZE, **sizes, **memories)
-    ).has_own_threads
+    model: Any = _SquashingTransformer(_SquashingConfig(**fields, squash=True))
+    assert CompressiveTransformerWithDecoders(CompressiveTransformerConfig(**fields)).has_own_threads
     exact, tokens = copy.deepcopy(model).double(), laws.random_tokens(40, batch_size=2)
     for each, dtype in ((model, torch.float32), (exact, torch.float64)):
         step = each(tokens, each.init_state(2, device="cpu", dtype=dtype))
@@ -100,9 +97,8 @@ def test_training_leaves_an_unknown_field_to_torch() -> None:
 
 
 def test_settings_are_known_by_name_and_value() -> None:
-    known = KnownSettings(
-        [name for name in CompressiveTransformerConfig.__dataclass_fields__ if name != "norm"], {"norm": ()}
-    )
+    fields = set(CompressiveTransformerConfig.__dataclass_fields__)
+    known = KnownSettings(fields - {"norm"}, {"norm": ()})
     config = CompressiveTransformerConfig(vocab_size=5)
     assert known.supports(config) and known.unknown(config) is None
     assert known.unknown(replace(config, norm="post")) == "model.norm=post"

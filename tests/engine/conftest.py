@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +11,17 @@ from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 
 
-def write_utterances(path: Path, utterances: Sequence[np.ndarray]) -> TokenSet:
+def write_utterances(path: Path, utterances: Sequence[np.ndarray], *, vocab_size: int = VOCAB_SIZE) -> TokenSet:
     """A token set of one shard."""
-    with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
+    with ShardWriter(path, vocab_size=vocab_size) as writer:
         for i, utterance in enumerate(utterances):
             writer.write(f"utterance_{i:03d}", [utterance])
-    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE)
+    return TokenSet([Shard(path)], vocab_size=vocab_size)
 
 
-def write_tokens(path: Path, lengths: Sequence[int], *, seed: int = 0) -> TokenSet:
+def write_tokens(path: Path, lengths: Sequence[int]) -> TokenSet:
     """A token set of one shard: noisy repeating patterns, so that there is something to learn."""
-    random, utterances = np.random.default_rng(seed), []
+    random, utterances = np.random.default_rng(0), []
     for i, length in enumerate(lengths):
         pattern = (np.arange(length) * (1 + i % 3)) % VOCAB_SIZE
         noise = random.integers(0, VOCAB_SIZE, length)
@@ -31,13 +30,9 @@ def write_tokens(path: Path, lengths: Sequence[int], *, seed: int = 0) -> TokenS
 
 
 @pytest.fixture
-def token_set(tmp_path: Path) -> Callable[..., TokenSet]:
-    """token_set([lengths]) -> TokenSet."""
-
-    def make(lengths: list[int], **options: Any) -> TokenSet:
-        return write_tokens(tmp_path / f"{len(list(tmp_path.glob('*.shard')))}.shard", lengths, **options)
-
-    return make
+def token_set(tmp_path: Path) -> Callable[[list[int]], TokenSet]:
+    """Makes token sets of utterances of these lengths."""
+    return lambda lengths: write_tokens(tmp_path / f"{len(list(tmp_path.glob('*.shard')))}.shard", lengths)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.engine.test_trainer import assert_exact_resume
 from tests.engine.training import small_learner, small_trainer
-from tests.laws import CONFIGS
+from tests.laws import CONFIGS, first_fields
 from waveform.engine import model_options
 from waveform.engine.model_options import why_no_compiler
 from waveform.engine.token_set import TokenSet
@@ -80,10 +80,9 @@ def test_without_a_compiler_it_is_refused(tokens: TokenSet, monkeypatch: pytest.
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
     why_no_compiler.cache_clear()
     torch._dynamo.reset()
+    says = r"^train\.compile=true, but .*no-such-compiler.*; install a C\+\+ compiler"
     try:
-        with pytest.raises(
-            UserError, match=r"^train\.compile=true, but .*no-such-compiler.*; install a C\+\+ compiler"
-        ):
+        with pytest.raises(UserError, match=says):
             small_learner("compressive_transformer", tokens, fields=FIELDS, compile=True)
     finally:
         why_no_compiler.cache_clear()
@@ -93,18 +92,17 @@ def test_without_a_compiler_it_is_refused(tokens: TokenSet, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("model", "fields", "train", "expected"),
     [
-        ("wavenet", None, {}, "train.compile: WaveNet.* has no layers that can be compiled; leave it false"),
+        ("wavenet", {}, {}, "train.compile: WaveNet.* has no layers that can be compiled; leave it false"),
         ("transformer_xl", {"attention": "reference"}, {}, r"model.attention=fused \(here reference\)"),
         ("compressive_transformer", {"compression": "most_used"}, {}, r"at attention weights \(here most_used\)"),
         ("compressive_transformer", {}, {"window": 2}, r"train.window \(2\) a multiple of model.window \(4\)"),
     ],
 )
 def test_what_it_cannot_do_is_refused(
-    model: str, fields: dict[str, Any] | None, train: dict[str, Any], expected: str, tokens: TokenSet
+    model: str, fields: dict[str, Any], train: dict[str, Any], expected: str, tokens: TokenSet
 ) -> None:
-    fields = None if fields is None else {**next(iter(CONFIGS[model].values())), **fields}
     with pytest.raises(UserError, match=expected):
-        small_learner(model, tokens, fields=fields, compile=True, **train)
+        small_learner(model, tokens, fields=first_fields(model) | fields, compile=True, **train)
 
 
 def test_no_preset_compiles() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ from waveform.engine.drawing import DrawConfig
 from waveform.engine.interface import Decoder
 
 every_case = pytest.mark.parametrize("case", laws.params(laws.WITH_DECODER))
-TRUNCATED = DrawConfig(temperature=0.9, top_k=20, top_p=0.95)
 B = 2
+BEGIN = torch.full((B,), laws.VOCAB_SIZE)
 
 
 class _Recording(TorchDispatchMode):
@@ -65,7 +66,7 @@ def graph_loop(stepper: DeviceDecoder, config: DrawConfig, *, capture: Capture) 
 def steppers(case: laws.Case, tokens_before: int = 0) -> list[DeviceDecoder]:
     """Two decoders of a case's model that continue from the same state."""
     model = case.build().eval().requires_grad_(False)
-    state = model.init_state(B, device="cpu", dtype=torch.float64)
+    state = laws.fresh_state(model, B)
     if tokens_before:
         state = model(laws.random_tokens(tokens_before, batch_size=B), state).state
     made = [interface.decoder(model, laws.clone(state)) for _ in range(2)]
@@ -76,13 +77,12 @@ def steppers(case: laws.Case, tokens_before: int = 0) -> list[DeviceDecoder]:
 @every_case
 def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)  # windows are of a few steps
-    config = TRUNCATED if case is laws.CASES[0] else DrawConfig()
+    config = DrawConfig(temperature=0.9, top_k=20, top_p=0.95) if case is laws.CASES[0] else DrawConfig()
     with torch.inference_mode():
         for tokens_before in (0, 4 * case.window + 1):
             first, second = steppers(case, tokens_before)
-            tokens = torch.full((B,), laws.VOCAB_SIZE)
             captured = graph_loop(second, config, capture=capture_operations)
-            generator = torch.Generator().manual_seed(0)
+            tokens, generator = BEGIN, torch.Generator().manual_seed(0)
             for length in (7 * case.window + 3, 1, 2 * cuda_graph.GRAPH_STEPS):  # blocks begin anywhere in a window
                 uniform = torch.rand(length, B, generator=generator)
                 drawn = captured.draw(tokens, uniform)
@@ -93,26 +93,20 @@ def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyP
 def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a window longer than a graph, most tokens come from graphs of many steps."""
     monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)
-    case = next(case for case in laws.CASES if case.model == "compressive_transformer")
+    case = laws.Case("compressive_transformer", "conv")
     first, second = steppers(case)
-    sizes: list[int] = []
+    replays: list[Mock] = []
 
     def counting(work: Callable[[], None]) -> Callable[[], None]:
-        index = len(sizes)
-        sizes.append(0)
+        replays.append(Mock(side_effect=work))
+        return replays[-1]
 
-        def replay() -> None:
-            sizes[index] += 1
-            work()
-
-        return replay
-
-    tokens = torch.full((B,), laws.VOCAB_SIZE)
     uniform = torch.rand(200, B)
-    drawn = graph_loop(second, DrawConfig(), capture=counting).draw(tokens, uniform)
-    assert torch.equal(drawn, Decoder.draw(first, tokens, uniform, DrawConfig()))
+    drawn = graph_loop(second, DrawConfig(), capture=counting).draw(BEGIN, uniform)
+    assert torch.equal(drawn, Decoder.draw(first, BEGIN, uniform, DrawConfig()))
     per_window = case.window // 2
-    assert len(sizes) == 2 and max(sizes) >= (200 // case.window - 1) * per_window
+    assert len(replays) == 2
+    assert max(replay.call_count for replay in replays) >= (200 // case.window - 1) * per_window
 
 
 def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,9 +115,9 @@ def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: pytest.Captu
     def refuse(work: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    tokens, uniform = torch.full((B,), laws.VOCAB_SIZE), torch.rand(40, B)
-    drawn = graph_loop(second, DrawConfig(), capture=refuse).draw(tokens, uniform)
-    assert torch.equal(drawn, Decoder.draw(first, tokens, uniform, DrawConfig()))
+    uniform = torch.rand(40, B)
+    drawn = graph_loop(second, DrawConfig(), capture=refuse).draw(BEGIN, uniform)
+    assert torch.equal(drawn, Decoder.draw(first, BEGIN, uniform, DrawConfig()))
     assert "no CUDA graph could be captured (operation not permitted when stream is" in capsys.readouterr().err
 
 

@@ -12,8 +12,7 @@ from waveform.system.errors import UserError
 def test_a_data_set_names_only_its_own_shards(tmp_path: Path) -> None:
     write(tmp_path / "a", {"x": [1]})
     write(tmp_path / "b", {"x": [2]})
-    dataset = Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"], "test": ["b"]}, {})
-    write_dataset(dataset)
+    write_dataset(Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"], "test": ["b"]}, {}))
     (tmp_path / "a").write_bytes((tmp_path / "b").read_bytes())
     with pytest.raises(UserError, match=f"{tmp_path / 'a'} is not the shard that .*dataset.json names"):
         read_dataset(tmp_path).open_split("train")
@@ -25,9 +24,9 @@ def test_a_data_set_names_only_its_own_shards(tmp_path: Path) -> None:
 
 
 def test_every_flipped_byte_of_the_dataset_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "dataset.json"
     write(tmp_path / "a", {"x": [1]})
     write_dataset(Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"]}, {"words": 7}))
-    path = tmp_path / "dataset.json"
     whole, meant = path.read_bytes(), read_dataset(tmp_path)
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x01]) + whole[position + 1 :])

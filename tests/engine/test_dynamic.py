@@ -21,14 +21,9 @@ from waveform.system.errors import UserError
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 
 
-def dynamically(model: Any, tokens: TokenSet, *, window: int, rows: int = 1, **config: Any) -> Evaluation:
-    return evaluate_dynamically(
-        model,
-        tokens,
-        EvaluateConfig(window=window),
-        DynamicConfig(rows=rows, **{"optimiser": "adam", **config}),
-        world=World(),
-    )
+def dynamically(model: Any, tokens: TokenSet, *, window: int, optimiser: str = "adam", **learning: Any) -> Evaluation:
+    config = DynamicConfig(optimiser, **{"rows": 1, **learning})
+    return evaluate_dynamically(model, tokens, EvaluateConfig(window=window), config, world=World())
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
@@ -48,7 +43,7 @@ def test_learns_what_repeats_and_leaves_the_model(name: str, tmp_path: Path) -> 
     pattern = np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 6)
     tokens = write_utterances(tmp_path / "a.shard", [np.tile(pattern, 20)] * 3)
     plain = evaluate(model, tokens, EvaluateConfig(window=window))
-    result = dynamically(model, tokens, window=window, optimiser="adam", lr=1e-2)
+    result = dynamically(model, tokens, window=window, lr=1e-2)
     assert result.nats_per_token < 0.8 * plain.nats_per_token
     assert result.nats[2] < result.nats[0]
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
@@ -61,11 +56,9 @@ def test_scores_before_it_learns(name: str, tmp_path: Path) -> None:
     model, window = small_model(name)
     first = np.random.default_rng(1).integers(0, laws.VOCAB_SIZE, 5 * window)
     last = np.random.default_rng(2).integers(0, laws.VOCAB_SIZE, 1)
-    results = [
-        dynamically(model, write_utterances(tmp_path / f"{i}.shard", [first, part]), window=window, lr=0.05)
-        for i, part in enumerate([last, (last + 3) % laws.VOCAB_SIZE])
-    ]
-    assert results[0].nats[0] == results[1].nats[0] and results[0].nats[1] != results[1].nats[1]
+    sets = [write_utterances(tmp_path / f"{i}.shard", [first, (last + i) % laws.VOCAB_SIZE]) for i in (0, 3)]
+    one, other = (dynamically(model, tokens, window=window, lr=0.05).nats for tokens in sets)
+    assert one[0] == other[0] and one[1] != other[1]
     # And one window alone is scored by the weights as they came.
     alone = write_utterances(tmp_path / "alone.shard", [first[:window]])
     plain = evaluate(model, alone, EvaluateConfig(window=window))
@@ -76,31 +69,24 @@ def test_the_compressor_learns_too(token_set: MakeTokens) -> None:
     """Its loss is the only one that reaches it; without it the scores after the first compressions differ."""
     model, window = small_model("compressive_transformer")
     tokens = token_set([30 * window])
-    with_loss = dynamically(model, tokens, window=window, lr=1e-2, aux_weight=1.0)
-    without = dynamically(model, tokens, window=window, lr=1e-2, aux_weight=0.0)
-    assert with_loss.nats[0] != without.nats[0]
+    results = [dynamically(model, tokens, window=window, lr=1e-2, aux_weight=weight) for weight in (1.0, 0.0)]
+    assert results[0].nats[0] != results[1].nats[0]
 
 
 def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
     """The first window is learned from as training would have: with its moments, its step and its rate."""
-    trainer = small_trainer(
-        "compressive_transformer",
-        write_utterances(tmp_path / "a.shard", [np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 400)]),
-        tmp_path / "run",
-        dtype=torch.float64,
-        max_steps=5,
-    )
+    tokens = write_utterances(tmp_path / "a.shard", [np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 400)])
+    trainer = small_trainer("compressive_transformer", tokens, tmp_path / "run", dtype=torch.float64, max_steps=5)
     trainer.run()
-    found = checkpoint.newest(tmp_path / "run")
-    optimiser = DynamicConfig("continued", lr=0.25, checkpoint=found, beta2=trainer.config.beta2).build(
-        [parameter for group in trainer.learner.groups.values() for parameter in group]
-    )
-    (group,), (trained,) = optimiser.param_groups, trainer.learner.optimiser.param_groups
+    learner, found = trainer.learner, checkpoint.newest(tmp_path / "run")
+    config = DynamicConfig("continued", lr=0.25, checkpoint=found, beta2=trainer.config.beta2)
+    optimiser = config.build([parameter for group in learner.groups.values() for parameter in group])
+    (group,), (trained,) = optimiser.param_groups, learner.optimiser.param_groups
     assert (group["lr"], group["betas"], group["eps"]) == (0.25, trained["betas"], trained["eps"])
     for parameter in group["params"]:
-        own, expected = optimiser.state[parameter], trainer.learner.optimiser.state[parameter]
-        assert own.keys() == expected.keys()
-        assert all(torch.equal(own[name], expected[name]) for name in own) and (not own or own["step"] == 5)
+        own, expected = optimiser.state[parameter], learner.optimiser.state[parameter]
+        torch.testing.assert_close(own, expected, rtol=0, atol=0)
+        assert not own or own["step"] == 5
 
 
 def test_mistakes(token_set: MakeTokens) -> None:

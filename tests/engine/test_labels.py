@@ -1,6 +1,7 @@
 """Labels on their way through the engine: token sets, streams, passes, training and sampling."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,12 @@ NAMES = ["a", "b"]
 V = laws.VOCAB_SIZE
 
 
-def labelled(token_set: MakeTokens, lengths: list[int] = LENGTHS) -> TokenSet:
-    """Utterances in turn of a, of b, of c, which the reader does not know, and without a label."""
+def labelled(
+    token_set: MakeTokens, lengths: list[int] = LENGTHS, labels: Sequence[str | None] = ("a", "b", "c", None)
+) -> TokenSet:
+    """Utterances with these labels in turn, of which the reader does not know c."""
     tokens = token_set(lengths)
-    tokens.labels = [("a", "b", "c", None)[i % 4] for i in range(len(tokens))]
+    tokens.labels = [labels[i % len(labels)] for i in range(len(tokens))]
     return tokens.numbered(NAMES)
 
 
@@ -59,9 +62,8 @@ def test_there_are_not_too_many(token_set: MakeTokens) -> None:
 def test_a_model_that_knows_no_labels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "model_class", lambda name: plugin_models.LSTM)
     build("lstm", vocab_size=V)
-    with pytest.raises(
-        UserError, match=r"model 'lstm' does not know labels of utterances; train it with data.labels=none"
-    ):
+    says = "model 'lstm' does not know labels of utterances; train it with data.labels=none"
+    with pytest.raises(UserError, match=says):
         build("lstm", vocab_size=V, num_labels=3)
 
 
@@ -70,10 +72,8 @@ def test_every_context_begins_with_the_label(token_set: MakeTokens) -> None:
     model = laws.randomise(build("lstm", vocab_size=V, **laws.CONFIGS["lstm"]["labelled"]))
     grid = ContextGrid(step=8, num_steps=2, block=2, starts=[(0, 20), (1, 20), (3, 20)])
     progress = Progress("contexts", total=None, unit="token", enabled=False)
-    read, unread = (
-        losses_by_context(run_of(model, window=5, labels=labels), tokens, grid, progress=progress)
-        for labels in (NAMES, [])
-    )
+    runs = [run_of(model, window=5, labels=labels) for labels in (NAMES, [])]
+    read, unread = (losses_by_context(run, tokens, grid, progress=progress) for run in runs)
     assert (read[:, :4] != unread[:, :4]).all() and (read[:, 4:] == unread[:, 4:]).all()
 
 
@@ -105,18 +105,14 @@ def test_a_pass_begins_with_labels(rows: int | None, token_set: MakeTokens) -> N
 
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
 def test_a_share_of_the_labels_is_dropped_as_the_seed_decides(mode: str, token_set: MakeTokens) -> None:
-    tokens = token_set([9] * 400)
-    tokens.labels = ["a"] * 400
-    tokens = tokens.numbered(NAMES)
+    tokens = labelled(token_set, [9] * 400, ["a"])
 
     def begins(num_ranks: int, rank: int) -> torch.Tensor:
-        options = {"batch_size": 4, "window": 4, "chunk": 12, "mode": mode, "seed": 5}
-        stream = TokenStream(tokens, **options, rank=rank, num_ranks=num_ranks)
-        stream.label_dropout = 0.25
+        places = {"batch_size": 4, "window": 4, "chunk": 12, "rank": rank, "num_ranks": num_ranks}
+        stream, other = (TokenStream(tokens, **places, mode=mode, seed=5) for _ in range(2))
+        stream.label_dropout = other.label_dropout = 0.25
         for _ in range(3):
             stream.next_chunk()
-        other = TokenStream(tokens, **options, rank=rank, num_ranks=num_ranks)
-        other.label_dropout = 0.25
         other.seek(stream.cursor())  # what is dropped depends on the place alone
         return torch.cat([torch.cat([w.inputs for w in other.next_chunk().windows], dim=1) for _ in range(70)], dim=1)
 
@@ -129,9 +125,8 @@ def test_a_share_of_the_labels_is_dropped_as_the_seed_decides(mode: str, token_s
 @pytest.mark.parametrize("name", model_names())
 @pytest.mark.parametrize("mode", ["utterance", "carry"])
 def test_resume_is_bitwise_exact_with_labels(name: str, mode: str, token_set: MakeTokens, tmp_path: Path) -> None:
-    tokens = token_set([21, 37, 13, 30, 18, 44, 26, 15, 33, 24])  # the run stops and goes on within utterances
-    tokens.labels = NAMES * 5
-    tokens = tokens.numbered(NAMES)
+    lengths = [21, 37, 13, 30, 18, 44, 26, 15, 33, 24]  # the run stops and goes on within utterances
+    tokens = labelled(token_set, lengths, NAMES)
     options = {"state": mode, "fields": laws.CONFIGS[name]["labelled"], "decay_steps": 8, "label_dropout": 0.3}
     whole, first = assert_exact_resume(name, tokens, tmp_path, **options)
     assert first.learner.state.labels[0].any()

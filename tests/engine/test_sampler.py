@@ -15,15 +15,18 @@ from waveform.system.errors import UserError
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.0, 0.0]])
 
 
-def probabilities(config: SamplingConfig, logits: torch.Tensor = LOGITS) -> torch.Tensor:
-    w = weights(logits, config).double()
+def probabilities(**config: Any) -> torch.Tensor:
+    w = weights(LOGITS, SamplingConfig(**config)).double()
     return w / w.sum(dim=-1, keepdim=True)
+
+
+def sampler(name: str) -> Any:
+    return partial(sample, small_model(name)[0], vocab_size=laws.VOCAB_SIZE)
 
 
 def test_draw_inverts_the_cumulative_distribution() -> None:
     w = torch.tensor([[0, 1, 2, 0, 1, 0]])
-    uniform = (torch.arange(1000) + 0.5) / 1000
-    chosen = draw(w.expand(1000, -1), uniform)
+    chosen = draw(w.expand(1000, -1), (torch.arange(1000) + 0.5) / 1000)
     assert torch.bincount(chosen, minlength=6).tolist() == [0, 250, 500, 0, 250, 0]
     extreme = draw(w.expand(2, -1), torch.tensor([0.0, 1 - 2**-24]))
     assert extreme.tolist() == [1, 4]  # never an impossible class
@@ -31,16 +34,14 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
 
 def test_temperature_and_truncation() -> None:
     full = LOGITS.double().softmax(-1)
-    assert torch.allclose(probabilities(SamplingConfig()), full, rtol=1e-10)
-    cold = probabilities(SamplingConfig(temperature=0.5))
-    assert torch.allclose(cold, (LOGITS.double() * 2).softmax(-1), rtol=1e-10)
-    top2 = probabilities(SamplingConfig(top_k=2))
+    assert torch.allclose(probabilities(), full, rtol=1e-10)
+    assert torch.allclose(probabilities(temperature=0.5), (LOGITS.double() * 2).softmax(-1), rtol=1e-10)
+    top2 = probabilities(top_k=2)
     assert (top2 > 0).tolist() == [[False, True, False, True, False]]
     assert torch.allclose(top2[0, 1] / top2[0, 3], full[0, 1] / full[0, 3])
     ordered = full[0].sort(descending=True).values
     for keep in range(1, 6):  # p just below what `keep` classes reach keeps exactly those
-        nucleus = probabilities(SamplingConfig(top_p=float(ordered[:keep].sum()) - 1e-4))
-        assert int((nucleus > 0).sum()) == keep
+        assert int((probabilities(top_p=float(ordered[:keep].sum()) - 1e-4) > 0).sum()) == keep
 
 
 def test_temperature_0_takes_the_first_of_the_most_probable_classes() -> None:
@@ -65,29 +66,22 @@ def test_classes_as_probable_as_the_last_one_kept_are_kept() -> None:
 
 
 def test_extreme_temperatures_stay_finite() -> None:
-    assert probabilities(SamplingConfig(temperature=1e-300)).tolist() == [[0, 1, 0, 0, 0]]
-    assert torch.allclose(probabilities(SamplingConfig(temperature=1e300)), torch.full((1, 5), 0.2).double())
+    assert probabilities(temperature=1e-300).tolist() == [[0, 1, 0, 0, 0]]
+    assert torch.allclose(probabilities(temperature=1e300), torch.full((1, 5), 0.2).double())
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"temperature": -1}, "temperature"),
-        ({"top_k": 0}, "top-k"),
-        ({"top_p": 0}, "top-p"),
-        ({"top_p": 1.5}, "top-p"),
-        ({"classes": (-1, 3)}, "classes"),
-        ({"classes": (4, 3)}, "classes"),
-    ],
+    ("field", "value"),
+    [("temperature", -1), ("top_k", 0), ("top_p", 0), ("top_p", 1.5), ("classes", (-1, 3)), ("classes", (4, 3))],
 )
-def test_settings_out_of_range_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        SamplingConfig(**options)
+def test_settings_out_of_range_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(UserError, match=field.replace("_", "-")):
+        SamplingConfig(**{field: value})
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
-    run = partial(sample, small_model(name)[0], vocab_size=laws.VOCAB_SIZE, num_steps=40)
+    run = partial(sampler(name), num_steps=40)
     three = run(num_streams=3, config=SamplingConfig(seed=5))
     assert torch.equal(three[:1], run(num_streams=1, config=SamplingConfig(seed=5)))
     assert not torch.equal(three[0], three[1])
@@ -102,17 +96,13 @@ def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
 
 @pytest.mark.parametrize(("num_streams", "num_steps"), [(10**12, 1), (10**30, 1), (1, 10**12), (1, 10**30)])
 def test_more_than_the_machine_can_hold_is_refused(num_streams: int, num_steps: int) -> None:
-    model, _ = small_model("wavenet")
-    sizes = {"vocab_size": laws.VOCAB_SIZE, "num_streams": num_streams, "num_steps": num_steps}
     with pytest.raises(UserError, match=r"[0-9] (tokens|rows) would take"):
-        sample(model, **sizes, config=SamplingConfig())
+        sampler("wavenet")(num_streams=num_streams, num_steps=num_steps, config=SamplingConfig())
 
 
 def test_blocks_arrive_in_order() -> None:
-    model, _ = small_model("wavenet")
     blocks: list[torch.Tensor] = []
-    options = {"vocab_size": laws.VOCAB_SIZE, "num_streams": 2, "num_steps": 1030, "config": SamplingConfig()}
-    made = sample(model, **options)
-    kept = sample(model, **options, on_block=blocks.append)
+    run = partial(sampler("wavenet"), num_streams=2, num_steps=1030, config=SamplingConfig())
+    made, kept = run(), run(on_block=blocks.append)
     assert len(blocks) == 2 and torch.equal(torch.cat(blocks, dim=1), made)
     assert kept.shape == (2, 0)  # what is handed on is not kept as well

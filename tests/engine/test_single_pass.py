@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import laws
-from tests.engine.training import MakeTokens, small_model
+from tests.engine.training import MakeTokens, small_model, utterances_of
 from waveform.engine.single_pass import deal, score_once
 from waveform.engine.token_set import TokenSet
 
@@ -27,9 +27,8 @@ def test_every_token_is_dealt_once_with_the_token_before_it(order: list[int], ro
             scored = dealt.window.scored[row]
             inputs[utterance] += dealt.window.inputs[row][scored].tolist()
             targets[utterance] += dealt.window.targets[row][scored].tolist()
-    for i, length in enumerate(LENGTHS):
-        assert targets[i] == tokens.read(i, start=0, stop=length).tolist()
-        assert inputs[i] == [laws.VOCAB_SIZE, *targets[i][:-1]]
+    assert targets == utterances_of(tokens)
+    assert inputs == [[laws.VOCAB_SIZE, *tokens[:-1]] for tokens in targets]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_one_stream_resets_once_and_is_never_padded(token_set: MakeTokens) -> No
     assert all(window.window.scored.all() for window in dealt)
     assert [window.window.reset.tolist() for window in dealt] == [[True], *[[False]] * 5]
     targets = np.concatenate([window.window.targets[0] for window in dealt])
-    assert targets.tolist() == np.concatenate([tokens.read(i, start=0, stop=9) for i in order]).tolist()
+    assert targets.tolist() == np.concatenate([utterances_of(tokens)[i] for i in order]).tolist()
     inputs = np.concatenate([window.window.inputs[0] for window in dealt])
     begins = (0, 9, 15)  # as in training with state=carry, each utterance begins with its own input
     assert inputs.tolist() == [laws.VOCAB_SIZE if i in begins else targets[i - 1] for i in range(16)]

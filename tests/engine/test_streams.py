@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.engine.training import MakeTokens
+from tests.engine.training import MakeTokens, utterances_of
 from tests.laws import VOCAB_SIZE
 from waveform.engine.streams import TokenStream, check_sizes
 from waveform.engine.token_set import TokenSet
@@ -54,8 +55,7 @@ def test_utterances_play_whole_with_shifted_inputs(tokens: TokenSet) -> None:
                 assert inputs[0] == played[-1][-1]
             assert inputs[1:] == targets[:-1]
             played[-1] += targets
-    whole = [tokens.read(i, start=0, stop=10**6).tolist() for i in range(len(tokens))]
-    assert sorted(played[: len(whole)]) == sorted(whole)
+    assert sorted(played[: len(LENGTHS)]) == sorted(utterances_of(tokens))
 
 
 def test_chunk_mode_resets_at_every_chunk(tokens: TokenSet) -> None:
@@ -68,17 +68,14 @@ def test_chunk_mode_resets_at_every_chunk(tokens: TokenSet) -> None:
 
 def test_carry_mode_joins_utterances_without_reset(tokens: TokenSet) -> None:
     s = stream(tokens, mode="carry", batch_size=3)
-    joined = np.concatenate([tokens.read(i, start=0, stop=10**6) for i in range(len(tokens))])
-    rows: list[list[int]] = [[], [], []]
+    joined, rows = np.concatenate(utterances_of(tokens)), []
     while s.epoch < 2:
         for window in s.next_chunk().windows:
             assert not window.reset.any() and window.scored.all()
-            for row in range(3):
-                rows[row] += window.targets[row].tolist()
+            rows.append(window.targets)
     bounds = [i * len(joined) // 3 for i in range(4)]
-    for row in range(3):
-        part = joined[bounds[row] : bounds[row + 1]]
-        assert rows[row] == np.resize(part, len(rows[row])).tolist()  # again and again
+    for row, (start, stop) in zip(torch.cat(rows, dim=1).tolist(), pairwise(bounds), strict=True):
+        assert row == np.resize(joined[start:stop], len(row)).tolist()  # again and again
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -142,17 +139,13 @@ def test_seed_decides_the_order(tokens: TokenSet) -> None:
     assert read(1) == read(1) != read(2)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"chunk": 10}, "multiple of the window"),
-        ({"batch_size": 3, "num_ranks": 2}, "number of processes"),
-        ({"batch_size": 1000, "mode": "carry"}, "too few"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(tokens: TokenSet, options: dict[str, object], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        stream(tokens, **options)
+def test_sizes_that_do_not_fit_are_refused(tokens: TokenSet) -> None:
+    with pytest.raises(UserError, match="multiple of the window"):
+        stream(tokens, chunk=10)
+    with pytest.raises(UserError, match="number of processes"):
+        stream(tokens, batch_size=3, num_ranks=2)
+    with pytest.raises(UserError, match="too few"):
+        stream(tokens, batch_size=1000, mode="carry")
 
 
 @pytest.mark.parametrize("size", [{"chunk": 2**40}, {"batch_size": 2**40}, {"update_period": 2**40}])

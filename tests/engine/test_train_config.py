@@ -69,10 +69,9 @@ def test_without_decay_steps_the_cosine_ends_with_the_run() -> None:
 
 
 def test_a_small_peak_has_no_floor_above_it() -> None:
-    places = ((0, 0.0), (3, 0.5), (9, 0.9), (100, 1.0))  # by the clock, warm-up and decay can overlap
     config = TrainConfig(lr=5e-7, warmup_steps=10, max_steps=None, max_seconds=1.0)
-    rates = [config.learning_rate(step, seconds) for step, seconds in places]
-    assert rates == pytest.approx([5e-7] * 4)
+    for step, seconds in ((0, 0.0), (3, 0.5), (9, 0.9), (100, 1.0)):  # by the clock, warm-up and decay can overlap
+        assert config.learning_rate(step, seconds) == pytest.approx(5e-7)
 
 
 def test_the_trainer_follows_it(token_set: MakeTokens, tmp_path: Path) -> None:

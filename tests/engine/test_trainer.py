@@ -76,9 +76,8 @@ def assert_exact_resume(name: str, tokens: TokenSet, folder: Path, **options: An
 
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in laws.CONFIGS for mode in ("utterance", "carry")])
 def test_law_7_exact_resume(name: str, mode: str, tokens: TokenSet, tmp_path: Path) -> None:
-    fields = dict(next(iter(laws.CONFIGS[name].values())))
-    if name != "wavenet":
-        fields["dropout"] = 0.1  # so that random numbers matter
+    dropout = {} if name == "wavenet" else {"dropout": 0.1}  # so that random numbers matter
+    fields = laws.first_fields(name) | dropout
     assert_exact_resume(name, tokens, tmp_path, state=mode, fields=fields, decay_steps=8)
 
 
@@ -110,8 +109,7 @@ def test_layers_that_run_by_torch_have_its_threads(
     """Of a model for which there are kernels, with settings that leave all or most of its windows to torch."""
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    options = {"fields": IN_KERNELS, "chunk": 16, **option}
-    learner = small_learner("compressive_transformer", tokens, **options)
+    learner = small_learner("compressive_transformer", tokens, fields=IN_KERNELS, chunk=16, **option)
     learner.update()
     assert not threads
     with learner.evaluated(tokens, StopRequest()):
@@ -121,9 +119,8 @@ def test_layers_that_run_by_torch_have_its_threads(
 
 def test_law_7_exact_resume_with_a_limit_on_seconds(tokens: TokenSet, tmp_path: Path) -> None:
     """The learning rate follows steps, so it does not matter how long the interrupted half took."""
-    whole = small_trainer("wavenet", tokens, tmp_path / "whole", max_seconds=1000.0)
+    whole, first = (small_trainer("wavenet", tokens, tmp_path / run, max_seconds=1000.0) for run in ("whole", "parts"))
     whole.run()
-    first = small_trainer("wavenet", tokens, tmp_path / "parts", max_seconds=1000.0)
     for _ in range(3):
         first.learner.update()
     first.learner.seconds = 900.0
@@ -149,17 +146,17 @@ def test_training_learns(name: str, tokens: TokenSet, tmp_path: Path) -> None:
 def test_bad_weights_are_not_evaluated(tokens: TokenSet, tmp_path: Path) -> None:
     """On a GPU a loss is looked at late, which is still before anything comes of it."""
     trainer = small_trainer("transformer_xl", tokens, tmp_path, log_every=10, evaluate_every=4)
-    trainer.learner.finite.looks_at_once = lambda: False
-    nll = trainer.learner.model.head.nll
+    learner = trainer.learner
+    learner.finite.looks_at_once = lambda: False
+    nll = learner.model.head.nll
 
     def bad_at_step_2(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        is_bad = trainer.learner.step == 2 and trainer.learner.module.training
-        return nll(hidden, targets) * (math.inf if is_bad else 1)
+        return nll(hidden, targets) * (math.inf if learner.step == 2 and learner.module.training else 1)
 
-    trainer.learner.model.head.nll = bad_at_step_2
+    learner.model.head.nll = bad_at_step_2
     with pytest.raises(Diverged, match="not finite at step 2"):
         trainer.run()
-    assert trainer.learner.step == 4 and read_metrics(tmp_path) == []
+    assert learner.step == 4 and read_metrics(tmp_path) == []
 
 
 def test_a_state_may_be_a_number_for_each_row(tokens: TokenSet) -> None:
@@ -172,16 +169,16 @@ def test_a_state_may_be_a_number_for_each_row(tokens: TokenSet) -> None:
 
 def test_trunk_and_compressor_are_clipped_separately(tokens: TokenSet) -> None:
     learner = small_learner("compressive_transformer", tokens, clip_norm=1e-3)
-    seen: list[dict[str, float]] = []
+    norms: dict[str, float] = {}
 
     def look(*_: Any) -> None:
-        grads = {name: [p.grad for p in group if p.grad is not None] for name, group in learner.groups.items()}
-        seen.append({name: float(torch.nn.utils.get_total_norm(group)) for name, group in grads.items()})
+        for name, group in learner.groups.items():
+            norms[name] = float(torch.nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]))
 
     learner.optimiser.register_step_pre_hook(look)
     for _ in range(4):
         learner.update()
-    assert seen[-1] == pytest.approx({"trunk": 1e-3, "compressor": 1e-3}, rel=1e-3)
+    assert norms == pytest.approx({"trunk": 1e-3, "compressor": 1e-3}, rel=1e-3)
 
 
 def test_update_period_accumulates_the_mean_over_tokens(tokens: TokenSet) -> None:
@@ -243,7 +240,7 @@ def test_bf16_products_train_too(name: str, tokens: TokenSet) -> None:
 
 def test_half_loss_learns_from_the_last_half_of_each_window(token_set: MakeTokens) -> None:
     """The gradient of the mean over those tokens; the others are read all the same (Dai et al. 2019, Table 6)."""
-    fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 6}
+    fields = laws.first_fields("transformer_xl") | {"window": 6}
     options = {"fields": fields, "dtype": torch.float64, "chunk": 6}
     learner = small_learner("transformer_xl", token_set([60]), loss_share=0.5, state="carry", **options)
     chunk = learner.stream.next_chunk()

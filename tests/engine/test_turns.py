@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from tests import laws
 from tests.calling import interrupt_training
+from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint, learner, turns
 from waveform.engine.learner import Learner
@@ -21,32 +23,35 @@ from waveform.engine.turns import train_in_turn
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 A_SECOND = {"max_steps": None, "max_seconds": 1.0}
-MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
+DROPOUT = {"compressive_transformer": {"dropout": 0.1}, "transformer_xl": {"dropout": 0.2}, "wavenet": {}}
+MODELS = tuple(DROPOUT)
 STEP_S = 1 / 16  # exact in binary
+Saved = dict[str, dict[str, bytes]]  # by model and file
 
 
 def open_trainers(folder: Path, tokens: TokenSet, **train: Any) -> dict[str, Trainer]:
     """A trainer of each model; those of attention draw random numbers, for dropout."""
-    dropout = {"compressive_transformer": {"dropout": 0.1}, "transformer_xl": {"dropout": 0.2}, "wavenet": {}}
-    return {
-        name: small_trainer(
-            name, tokens, folder / name, fields={**next(iter(laws.CONFIGS[name].values())), **dropout[name]}, **train
-        )
-        for name in MODELS
-    }
+    fields = {name: laws.first_fields(name) | dropout for name, dropout in DROPOUT.items()}
+    return {name: small_trainer(name, tokens, folder / name, fields=fields[name], **train) for name in MODELS}
 
 
-def saved(folder: Path) -> dict[str, bytes]:
-    """The tensors of every model's newest checkpoint: weights, optimiser, state and random numbers."""
-    return {
-        f"{name}/{path.name}": path.read_bytes()
-        for name in MODELS
-        for path in checkpoint.newest(folder / name).folder.glob("*.safetensors")
-    }
+def saved(folder: Path, name: str) -> dict[str, bytes]:
+    """The tensors of a model's newest checkpoint: weights, optimiser, state and random numbers."""
+    return {path.name: path.read_bytes() for path in checkpoint.newest(folder / name).folder.glob("*.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """What each model saves that was trained without the others."""
+    folder = tmp_path_factory.mktemp("alone")
+    tokens = write_tokens(folder / "tokens.shard", LENGTHS)
+    for name in MODELS:
+        open_trainers(folder, tokens)[name].run()
+    return {name: saved(folder, name) for name in MODELS}
 
 
 @pytest.fixture
-def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def order(monkeypatch: MonkeyPatch) -> list[str]:
     """Gives every update the same duration; returns a list that gets the model of each."""
     clock = itertools.count()
     monkeypatch.setattr(learner.time, "perf_counter", lambda: next(clock) * STEP_S)
@@ -61,13 +66,11 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_slices_give_bit_for_bit_what_one_after_the_other_gives(tokens: TokenSet, tmp_path: Path) -> None:
-    for name in MODELS:
-        open_trainers(tmp_path / "alone", tokens)[name].run()
-    results = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
+def test_slices_give_bit_for_bit_what_one_after_the_other_gives(alone: Saved, tokens: TokenSet, tmp_path: Path) -> None:
+    results = train_in_turn(open_trainers(tmp_path, tokens), slice_s=0.0)
     assert [result.step for result in results] == [8, 8, 8]
     assert not any(result.stopped_by for result in results)
-    assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
+    assert {name: saved(tmp_path, name) for name in MODELS} == alone
 
 
 def test_each_uses_its_budget_in_turn(tokens: TokenSet, tmp_path: Path, order: list[str]) -> None:
@@ -81,7 +84,7 @@ def test_each_uses_its_budget_in_turn(tokens: TokenSet, tmp_path: Path, order: l
 
 def test_one_that_is_behind_catches_up_first(tokens: TokenSet, tmp_path: Path, order: list[str]) -> None:
     trainers = open_trainers(tmp_path, tokens, **A_SECOND)
-    for name in ("compressive_transformer", "transformer_xl"):
+    for name in MODELS[:2]:
         for _ in range(8):
             trainers[name].learner.update()
     order.clear()
@@ -90,7 +93,7 @@ def test_one_that_is_behind_catches_up_first(tokens: TokenSet, tmp_path: Path, o
 
 
 def test_waiting_for_a_core_need_not_count(
-    tokens: TokenSet, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    tokens: TokenSet, tmp_path: Path, order: list[str], monkeypatch: MonkeyPatch
 ) -> None:
     """Each update waits for half of its time: without that, twice as many fit into the budget."""
     waited = itertools.count()
@@ -102,17 +105,16 @@ def test_waiting_for_a_core_need_not_count(
         assert len(order) == num_updates
 
 
-def test_waiting_never_takes_back_time(tokens: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_never_takes_back_time(tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """On a machine so busy that a training waits wherever it looks at the clock."""
-    clock = itertools.count()
-    now_s = [0.0]
+    clock, looked_at_s = itertools.count(), [0.0]
 
     def wait() -> float:
-        now_s[0] = next(clock) * STEP_S
-        return now_s[0]
+        looked_at_s.append(next(clock) * STEP_S)
+        return looked_at_s[-1]
 
     monkeypatch.setattr(learner.time, "perf_counter", wait)
-    monkeypatch.setattr(learner, "waited_s", lambda: now_s[0])
+    monkeypatch.setattr(learner, "waited_s", lambda: looked_at_s[-1])
     one = small_trainer("wavenet", tokens, tmp_path / "run", count_waiting=False)
     for _ in range(4):
         before_s = one.learner.seconds
@@ -120,48 +122,45 @@ def test_waiting_never_takes_back_time(tokens: TokenSet, tmp_path: Path, monkeyp
         assert one.learner.seconds >= before_s
 
 
+@pytest.mark.usefixtures("order")
 def test_one_signal_saves_all_and_the_same_call_continues(
-    tokens: TokenSet, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    alone: Saved, tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    for name in MODELS:
-        open_trainers(tmp_path / "alone", tokens)[name].run()
-    order.clear()
-    interrupt_training(monkeypatch, at=10)
-    first = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
-    assert [result.stopped_by for result in first] == [signal.SIGINT] * 3 and len(order) == 10
-    again = open_trainers(tmp_path / "in turn", tokens)
+    made = interrupt_training(monkeypatch, at=10)
+    first = train_in_turn(open_trainers(tmp_path, tokens), slice_s=0.0)
+    assert [result.stopped_by for result in first] == [signal.SIGINT] * 3 and len(made) == 10
+    again = open_trainers(tmp_path, tokens)
     assert [one.learner.step for one in again.values()] == [result.step for result in first]
     assert sum(one.learner.step for one in again.values()) == 10
     train_in_turn(again, slice_s=0.0)
-    assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
+    assert {name: saved(tmp_path, name) for name in MODELS} == alone
 
 
-def test_the_others_are_saved_if_one_diverges(tokens: TokenSet, tmp_path: Path) -> None:
+def test_the_others_are_saved_if_one_diverges(alone: Saved, tokens: TokenSet, tmp_path: Path) -> None:
     """And continue bit for bit: with the random numbers of their own pause, not of the one that diverged."""
     trainers = open_trainers(tmp_path, tokens)
-    step = trainers["transformer_xl"].learner.update
+    diverging = trainers["transformer_xl"].learner
+    update = diverging.update
 
     def poisoned() -> Any:
-        if trainers["transformer_xl"].learner.step == 3:
-            next(iter(trainers["transformer_xl"].learner.module.parameters())).data.fill_(math.nan)
-        return step()
+        if diverging.step == 3:
+            next(iter(diverging.module.parameters())).data.fill_(math.nan)
+        return update()
 
-    trainers["transformer_xl"].learner.update = poisoned
+    diverging.update = poisoned
     with pytest.raises(Diverged, match="not finite at step 3"):
         train_in_turn(trainers, slice_s=0.0)
     steps = {name: found.step for name in MODELS if (found := checkpoint.newest(tmp_path / name)) is not None}
     assert steps == {name: trainers[name].learner.step for name in ("compressive_transformer", "wavenet")}
     assert set(steps.values()) <= {3, 4}
     name = "compressive_transformer"
-    for folder in (tmp_path, tmp_path / "alone"):
-        open_trainers(folder, tokens)[name].run()
-    for part in ("model", "rank_0"):
-        file = Path(name, "checkpoints", "step_00000008", f"{part}.safetensors")
-        assert (tmp_path / file).read_bytes() == (tmp_path / "alone" / file).read_bytes()
+    open_trainers(tmp_path, tokens)[name].run()
+    assert saved(tmp_path, name) == alone[name]
 
 
+@pytest.mark.usefixtures("order")
 def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
-    tokens: TokenSet, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "SAVE_EVERY_S", 6 * STEP_S)
     steps: list[int] = []
@@ -176,7 +175,8 @@ def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
     assert sorted(steps) == [6] * 3 + [12] * 3 + [16] * 3
 
 
-def test_validation_by_the_clock(tokens: TokenSet, tmp_path: Path, order: list[str]) -> None:
+@pytest.mark.usefixtures("order")
+def test_validation_by_the_clock(tokens: TokenSet, tmp_path: Path) -> None:
     limits = {**A_SECOND, "evaluate_every_seconds": 4 * STEP_S, "evaluate_tokens": None}
     train_in_turn(open_trainers(tmp_path, tokens, **limits), slice_s=2 * STEP_S)
     for name in MODELS:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.laws import CONFIGS, VOCAB_SIZE
+from tests.laws import VOCAB_SIZE, first_fields
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
@@ -15,13 +15,17 @@ from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import build
 from waveform.ranks.distributed import World
 
-MakeTokens = Callable[..., TokenSet]  # the fixture `token_set`
+MakeTokens = Callable[[list[int]], TokenSet]  # the fixture `token_set`
+
+
+def utterances_of(tokens: TokenSet) -> list[list[int]]:
+    return [tokens.read(i, start=0, stop=10**9).tolist() for i in range(len(tokens))]
 
 
 def small_model(name: str) -> tuple[Any, int]:
-    """A model of the first configuration of `name` in `laws.CONFIGS`, in fp64, and its window."""
+    """A model of `laws.first_fields`, in fp64, and its window."""
     torch.manual_seed(0)
-    fields = next(iter(CONFIGS[name].values()))
+    fields = first_fields(name)
     model: Any = build(name, vocab_size=VOCAB_SIZE, **fields)
     return model.double().eval().requires_grad_(False), fields.get("window", 4)
 
@@ -35,8 +39,8 @@ def small_learner(
     dtype: torch.dtype = torch.float32,
     **train: Any,
 ) -> TokenLearner:
-    """A learner of the first (or the given) configuration of `name` in `laws.CONFIGS`, of four rows."""
-    fields = next(iter(CONFIGS[name].values())) if fields is None else fields
+    """A learner of a model of `laws.first_fields`, or of the given ones, of four rows."""
+    fields = first_fields(name) if fields is None else fields
     torch.manual_seed(1)
     model = build(name, vocab_size=VOCAB_SIZE, **fields).to(dtype)
     window = train.get("window") or fields.get("window", 4)
@@ -44,8 +48,7 @@ def small_learner(
         **{"max_steps": 8, "batch_size": 4, "chunk": 2 * window, "lr": 1e-2, "warmup_steps": 2, "device": "cpu"},
         **{"log_every": 2, "evaluate_every": 1000, "checkpoint_every": 1000},
     }
-    config = TrainConfig(**{**defaults, **train})
-    world = world or World(show_progress=False)
+    config, world = TrainConfig(**{**defaults, **train}), world or World(show_progress=False)
     return TokenLearner(model, config, tokens=tokens, window=window, seed=2, world=world)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.laws import assert_same
 from tests.models.test_attention import written_out
 from waveform.kernels import attention as kernels
 from waveform.models import attention
@@ -35,32 +36,28 @@ def attended(function: Any, given: tuple[Tensor, ...], grad: Tensor, **options: 
     return [out, *torch.autograd.grad(out, given, grad.to(out.dtype))]
 
 
-@pytest.mark.parametrize("num_encodings", [0, 1])
+@pytest.mark.parametrize("num_features", [0, P])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_equal_to_softmax_written_out(size: tuple[int, int], causal: bool, num_encodings: int) -> None:
-    num_features = P if num_encodings else 0
+def test_equal_to_softmax_written_out(size: tuple[int, int], causal: bool, num_features: int) -> None:
     given = tensors(*size, num_features=num_features)
-    encoding = torch.randn(num_encodings, size[1], P) if num_encodings else None
+    encoding = torch.randn(1, size[1], P) if num_features else None
     grad = torch.randn(B, H, size[0], d)
     made = attended(kernels.attention_in_kernels, given, grad, causal=causal, encoding=encoding)
     precise = tuple(x.detach().double().requires_grad_() for x in given)
     encoding = None if encoding is None else encoding.double()
-    visible = torch.ones(size, dtype=torch.bool)
-    visible = visible.tril(size[1] - size[0]) if causal else visible
+    visible = torch.ones(size, dtype=torch.bool).tril(size[1] - size[0] if causal else size[1])
     wanted = attended(written_out, precise, grad, visible=visible, encoding=encoding)
     torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     given, grad = tensors(80, 96, num_features=P), torch.randn(B, H, 80, d)
-    encoding = torch.randn(1, 96, P)
-    results = []
+    encoding, results = torch.randn(1, 96, P), []
     for num_threads in (1, 2, 5):
         monkeypatch.setattr(kernels, "kernel_threads", lambda n=num_threads: n)
         results.append(attended(kernels.attention_in_kernels, given, grad, causal=True, encoding=encoding))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+        assert_same(results[-1], results[0], atol=0)
 
 
 @pytest.fixture(name="calls")
@@ -94,13 +91,10 @@ def test_positions_of_any_width_are_padded(calls: Mock) -> None:
 
 @pytest.mark.parametrize("why", ["a mask", "ragged slots", "fp64", "a mode", "few scores"])
 def test_left_to_torch(why: str, calls: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = tensors(16, 48 if why != "ragged slots" else 47, num_features=0)
-    bias = None
-    if why == "a mask":
-        bias = torch.zeros(1, 1, 16, 48)
-    elif why == "fp64":
-        q, k, v = q.double(), k.double(), v.double()
-    elif why == "few scores":
+    dtype = torch.float64 if why == "fp64" else torch.float32
+    q, k, v = (x.to(dtype) for x in tensors(16, 48 if why != "ragged slots" else 47, num_features=0))
+    bias = torch.zeros(1, 1, 16, 48) if why == "a mask" else None
+    if why == "few scores":
         monkeypatch.setattr(attention, "_MIN_SCORES", B * H * 16 * 48 + 1)
     with FlopCounterMode(display=False) if why == "a mode" else nullcontext():
         softmax_attention(q, k, v, scale=SCALE, bias=bias)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from waveform.decoding.cached import CachedDecoder
 from waveform.engine import interface
 from waveform.engine.sampler import SamplingConfig, sample
 from waveform.kernels.decoder import KernelTransformerDecoder
+from waveform.kernels.dense import quantise
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
@@ -35,16 +37,17 @@ def no_gradient() -> Iterator[None]:
         yield
 
 
-def build_fp32(case: laws.Case) -> Any:
-    return case.build().float()
+def assert_steps_equal_forward(case: laws.Case, *, kind: Any) -> None:
+    """Of the model in fp32."""
+    model = case.build().float()
+    atol = _OF_PREDICTING if "prediction" in case.fields else _TOLERANCE
+    tokens, starts = case.tokens(6 * case.window + 2), laws.states_in_step(model, case)
+    laws.assert_steps_equal_forward(model, tokens, starts, kind=kind, atol=atol)
 
 
 @every_case
 def test_steps_equal_teacher_forcing(case: laws.Case) -> None:
-    model = build_fp32(case)
-    starts = laws.states_in_step(model, case)
-    tolerance = _OF_PREDICTING if "prediction" in case.fields else _TOLERANCE
-    laws.assert_steps_equal_forward(model, case.tokens(6 * case.window + 2), starts, kind=COMPILED, atol=tolerance)
+    assert_steps_equal_forward(case, kind=COMPILED)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +76,17 @@ def test_other_sizes(fields: dict[str, Any]) -> None:
 @every_case
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_a_row_is_bitwise_the_same_in_every_batch(case: laws.Case, int8: bool) -> None:
-    model = build_fp32(case)
+    model = case.build().float()
     tokens = case.tokens(6 * case.window + 2, batch_size=8)
     start = laws.states_in_step(model, case, batch_size=1)[3]
-    expected = laws.steps(interface.decoder(model, laws.clone(interface.take_rows(start, [0] * 8)), int8=int8), tokens)
+
+    def logits(rows: list[int]) -> Tensor:
+        decoder = interface.decoder(model, interface.take_rows(start, [0] * len(rows)), int8=int8)
+        return laws.steps(decoder, tokens[rows])
+
+    expected = logits(list(range(8)))
     for rows in ([0], [6], [0, 1], [5, 3, 7]):
-        state = interface.take_rows(start, [0] * len(rows))
-        assert torch.equal(laws.steps(interface.decoder(model, state, int8=int8), tokens[rows]), expected[rows])
+        assert torch.equal(logits(rows), expected[rows])
 
 
 @pytest.mark.slow
@@ -87,9 +94,8 @@ def test_threads_change_no_bit() -> None:
     torch.manual_seed(0)
     sizes = {"num_layers": 2, "d_model": 128, "num_heads": 4, "d_feedforward": 256}
     model = build("compressive_transformer", vocab_size=256, **sizes, window=80, memory=700, compressed=30)
-    start = laws.fresh_state(model, 5)
     tokens = torch.randint(256, (5, 170))
-    one, three = KernelTransformerDecoder(model, laws.clone(start)), KernelTransformerDecoder(model, laws.clone(start))
+    one, three = (KernelTransformerDecoder(model, laws.fresh_state(model, 5)) for _ in range(2))
     three._plan["num_threads"] = 3  # whatever the number of processors
     assert torch.equal(laws.steps(one, tokens), laws.steps(three, tokens))
 
@@ -98,19 +104,14 @@ def test_threads_change_no_bit() -> None:
 @pytest.mark.parametrize("prompted", [False, True], ids=["empty", "prompt"])
 def test_a_sampled_stream_is_the_same_in_every_batch(name: str, prompted: bool) -> None:
     torch.manual_seed(0)
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **next(iter(laws.CONFIGS[name].values())))
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **laws.first_fields(name))
     prompt = laws.random_tokens(21, batch_size=1)[0].clamp(max=laws.VOCAB_SIZE - 1) if prompted else None
-
-    def stream(num_streams: int) -> Tensor:
-        config = SamplingConfig(seed=5, top_p=0.95, temperature=0.9)
-        return sample(
-            model, vocab_size=laws.VOCAB_SIZE, num_streams=num_streams, num_steps=60, config=config, prompt=prompt
-        )
-
-    eight = stream(8)
+    config = SamplingConfig(seed=5, top_p=0.95, temperature=0.9)
+    streams = partial(sample, model, vocab_size=laws.VOCAB_SIZE, num_steps=60, config=config, prompt=prompt)
+    eight = streams(num_streams=8)
     assert len({tuple(row) for row in eight.tolist()}) == 8
     for num_streams in (1, 2, 3):
-        assert torch.equal(stream(num_streams), eight[:num_streams])
+        assert torch.equal(streams(num_streams=num_streams), eight[:num_streams])
 
 
 @every_case
@@ -119,11 +120,10 @@ def test_int8_is_close(case: laws.Case) -> None:
 
     Log-probabilities differ by 0.01 to 0.03 nats on average; by 0.2 to 0.7 if any one array of scales is ignored.
     """
-    model = build_fp32(case)
-    tokens = case.tokens(6 * case.window + 2)
-    start = laws.states_in_step(model, case)[2]
-    fp32 = laws.steps(interface.decoder(model, laws.clone(start)), tokens).log_softmax(-1)
-    int8 = laws.steps(interface.decoder(model, laws.clone(start), int8=True), tokens).log_softmax(-1)
+    model = case.build().float()
+    tokens, start = case.tokens(6 * case.window + 2), laws.states_in_step(model, case)[2]
+    decoders = [interface.decoder(model, laws.clone(start), int8=int8) for int8 in (False, True)]
+    fp32, int8 = (laws.steps(decoder, tokens).log_softmax(-1) for decoder in decoders)
     assert not torch.equal(fp32, int8)
     difference, most = (fp32 - int8).abs(), 0.06
     if "prediction" in case.fields:  # as probable as they are: classes far from what is expected differ by nats
@@ -131,14 +131,19 @@ def test_int8_is_close(case: laws.Case) -> None:
     assert difference.mean() < most
 
 
+def test_int8_weights_are_within_half_a_step() -> None:
+    weight = torch.randn(70, 40, generator=torch.Generator().manual_seed(0))
+    weight[3] = 0
+    rounded, scales = quantise(weight)
+    assert rounded.dtype == torch.int8
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert ((rounded * scales[:, None] - weight).abs() <= step / 2 + 1e-7).all()
+
+
 NOT_COMPILED: list[dict[str, Any]] = [
     {"norm": "post"},
-    {"compression": "max"},
-    {"compression": "most_used"},
-    {"compression": "dilated"},
-    {"compressed": 0, "activation": "relu"},
-    {"compressed": 0, "same_length": True},
-    {"clamp_len": 3},
+    *({"compression": name} for name in ("max", "most_used", "dilated")),
+    *({"compressed": 0, "activation": "relu"}, {"compressed": 0, "same_length": True}, {"clamp_len": 3}),
 ]
 
 
@@ -147,14 +152,10 @@ def test_what_kernels_do_not_know_steps_with_torch(fields: dict[str, Any], monke
     variants = laws.CONFIGS["compressive_transformer"]
     monkeypatch.setitem(variants, "unknown", {**variants["conv-ragged"], **fields})
     case = laws.Case("compressive_transformer", "unknown")
-    model = build_fp32(case)
-    starts = laws.states_in_step(model, case)
-    laws.assert_steps_equal_forward(
-        model, case.tokens(6 * case.window + 2), starts, kind=CachedDecoder, atol=_TOLERANCE
-    )
-    name = list(fields)[-1]
+    assert_steps_equal_forward(case, kind=CachedDecoder)
+    model, name = case.build().float(), list(fields)[-1]
     with pytest.raises(UserError, match=rf"^int8 sampling does not know model\.{name}=.*; sample without int8$"):
-        interface.decoder(model, starts[0], int8=True)
+        interface.decoder(model, laws.fresh_state(model), int8=True)
 
 
 def test_a_model_without_the_optional_parts_is_not_asked_for_int8() -> None:

@@ -1,6 +1,7 @@
 """Draws within compiled steps: the tokens that the definition in torch draws, whatever the rule and the logits."""
 
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +17,12 @@ from waveform.engine.interface import Decoder
 from waveform.kernels.draw import Draws, KernelDecoder, draw_from
 
 B = 300
+TEMPERATURES, TOP_K = (0, 1e-300, 0.01, 0.9, 1.0, 3.0, 1e30), (None, 1, 7, 200)
+TOP_P = (None, 1e-9, 0.5, 0.95, 1 - 2**-53, 1.0)
 RULES = [
-    DrawConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    for temperature, top_k, top_p in itertools.product(
-        (0, 1e-300, 0.01, 0.9, 1.0, 3.0, 1e30), (None, 1, 7, 200), (None, 1e-9, 0.5, 0.95, 1 - 2**-53, 1.0)
-    )
+    *(DrawConfig(temperature=t, top_k=k, top_p=p) for t, k, p in itertools.product(TEMPERATURES, TOP_K, TOP_P)),
+    *(DrawConfig(classes=(3, 8)), DrawConfig(classes=(1, 1), temperature=0), DrawConfig(classes=(4, 10), top_k=3)),
 ]
-RULES += [DrawConfig(classes=(3, 8)), DrawConfig(classes=(1, 1), temperature=0), DrawConfig(classes=(4, 10), top_k=3)]
 
 
 def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
@@ -31,28 +31,20 @@ def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: DrawConfig) -> Tens
     return draw_from(stepper, torch.zeros(len(logits), dtype=torch.int64), uniform[None], config)[0]
 
 
-def logits_of(kind: str, num_classes: int) -> Tensor:
-    """[B, num_classes] fp32."""
-    generator = torch.Generator().manual_seed(num_classes)
-    logits = torch.randn(B, num_classes, generator=generator) * 3
-    if kind == "ties":
-        return logits.round()
-    if kind == "equal":
-        return logits[:, :1].expand(-1, num_classes)
-    if kind == "zeros of both signs":
-        return torch.where(logits > 0, 0.0, -0.0)
-    if kind == "far apart":
-        return logits * 10 ** torch.linspace(-30, 37, B)[:, None]
-    if kind == "impossible classes":
-        return torch.where(torch.arange(num_classes) % 3 == 1, logits, -torch.inf)
-    assert kind == "usual"
-    return logits
+LOGITS: dict[str, Callable[[Tensor], Tensor]] = {  # of random ones [B, num_classes] in fp32
+    "usual": lambda logits: logits,
+    "ties": lambda logits: logits.round(),
+    "equal": lambda logits: logits[:, :1].expand_as(logits),
+    "zeros of both signs": lambda logits: torch.where(logits > 0, 0.0, -0.0),
+    "far apart": lambda logits: logits * 10 ** torch.linspace(-30, 37, B)[:, None],
+    "impossible classes": lambda logits: torch.where(torch.arange(logits.shape[1]) % 3 == 1, logits, -torch.inf),
+}
 
 
 @pytest.mark.parametrize("num_classes", [11, 256])
-@pytest.mark.parametrize("kind", ["usual", "ties", "equal", "zeros of both signs", "far apart", "impossible classes"])
+@pytest.mark.parametrize("kind", LOGITS)
 def test_kernels_draw_what_the_definition_draws(kind: str, num_classes: int) -> None:
-    logits = logits_of(kind, num_classes)
+    logits = LOGITS[kind](torch.randn(B, num_classes, generator=torch.Generator().manual_seed(num_classes)) * 3)
     generator = torch.Generator().manual_seed(1)
     for config in RULES:
         uniform = torch.rand(B, generator=generator)
@@ -95,31 +87,27 @@ def test_a_decoder_that_draws_is_called_once_for_many_tokens() -> None:
     assert tokens.tolist() == [0, 3]
 
 
-def assert_draws_equal_single_steps(
-    model: Any, tokens: Tensor, lengths: list[int], config: DrawConfig, *, int8: bool = False
-) -> None:
+def assert_draws_equal_single_steps(case: laws.Case, lengths: list[int], *, int8: bool = False) -> None:
     """Of a decoder that draws, and of its twin that `Decoder.draw` calls once per token."""
-    drawing, stepwise = (interface.decoder(model, laws.fresh_state(model, len(tokens)), int8=int8) for _ in range(2))
-    assert type(drawing).draw is not Decoder.draw
-    generator = torch.Generator().manual_seed(0)
-    for length in lengths:
-        uniform = torch.rand(length, len(tokens), generator=generator)
-        drawn = drawing.draw(tokens, uniform, config)
-        assert torch.equal(drawn, Decoder.draw(stepwise, tokens, uniform, config))
-        tokens = drawn[-1]
+    model = case.build().float()
+    for config in (DrawConfig(), DrawConfig(temperature=0.8, top_k=8, top_p=0.9)):
+        drawing, stepwise = (interface.decoder(model, laws.fresh_state(model, 2), int8=int8) for _ in range(2))
+        assert type(drawing).draw is not Decoder.draw
+        tokens, generator = torch.full((2,), laws.VOCAB_SIZE), torch.Generator().manual_seed(0)
+        for length in lengths:
+            uniform = torch.rand(length, 2, generator=generator)
+            drawn = drawing.draw(tokens, uniform, config)
+            assert torch.equal(drawn, Decoder.draw(stepwise, tokens, uniform, config))
+            tokens = drawn[-1]
 
 
 @pytest.mark.parametrize("variant", ["adaptive-tied", "max-tied"])
 def test_decoders_that_step_with_torch_draw_with_the_kernel(variant: str) -> None:
-    model = laws.Case("compressive_transformer", variant).build().float()
-    for config in (DrawConfig(), DrawConfig(temperature=0.8, top_k=8, top_p=0.9)):
-        assert_draws_equal_single_steps(model, torch.full((2,), laws.VOCAB_SIZE), [70], config)
+    assert_draws_equal_single_steps(laws.Case("compressive_transformer", variant), [70])
 
 
 @pytest.mark.parametrize("case", laws.params(laws.IN_KERNELS))
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_decoders_that_draw_equal_single_steps(case: laws.Case, int8: bool) -> None:
     """Across windows, and wherever a block begins."""
-    model, tokens = case.build().float(), torch.full((2,), laws.VOCAB_SIZE)
-    for config in (DrawConfig(), DrawConfig(temperature=0.8, top_k=8, top_p=0.9)):
-        assert_draws_equal_single_steps(model, tokens, [7 * case.window + 3, 1, 130, 64], config, int8=int8)
+    assert_draws_equal_single_steps(case, [7 * case.window + 3, 1, 130, 64], int8=int8)

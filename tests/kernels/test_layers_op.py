@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -75,13 +74,10 @@ def run(model: CompressiveTransformer, lengths: list[int]) -> dict[str, Tensor]:
     state, found = model.init_state(_ROWS, dtype=next(model.parameters()).dtype), {}
     loss = torch.zeros(())
     for i, length in enumerate(lengths):
-        tokens = torch.randint(11, (_ROWS, length), generator=generator)
-        step = model(tokens, state)
-        state = step.state
-        found[f"hidden {i}"] = step.hidden.detach()
-        weights = torch.randn(step.hidden.shape, generator=generator)
-        loss = loss + (weights * step.hidden).sum()
-        for value in step.aux_losses.values():
+        hidden, state, aux = model(torch.randint(11, (_ROWS, length), generator=generator), state)
+        found[f"hidden {i}"] = hidden.detach()
+        loss = loss + (torch.randn(hidden.shape, generator=generator) * hidden).sum()
+        for value in aux.values():
             found[f"loss {i}"] = value.detach()
             loss = loss + (value * torch.tensor([1.0, 2.0, 3.0])).sum()
     loss.backward()
@@ -91,10 +87,10 @@ def run(model: CompressiveTransformer, lengths: list[int]) -> dict[str, Tensor]:
     return found
 
 
-def by_torch(monkeypatch: pytest.MonkeyPatch, function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    with monkeypatch.context() as patch:
+def run_by_torch(model: CompressiveTransformer, lengths: list[int]) -> dict[str, Tensor]:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CompressiveTransformer, "_takes_kernels", lambda *_: False)
-        return function()
+        return run(model, lengths)
 
 
 def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], exact: dict[str, Tensor] | None = None) -> None:
@@ -111,31 +107,27 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], exact: di
     ("variant", "cut"),
     [("conv", "windows"), ("conv", "longer calls"), *((each, "parts of windows") for each in _VARIANTS)],
 )
-def test_equal_to_torch(variant: str, cut: str, compiled: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_to_torch(variant: str, cut: str, compiled: Mock) -> None:
     model, (lengths, num_calls) = make_model(**_VARIANTS[variant]), _CUTS[cut]
-    expected = by_torch(monkeypatch, lambda: run(model, lengths))
+    expected = run_by_torch(model, lengths)
     assert not compiled.call_count
     found = run(model, lengths)
     assert compiled.call_count == num_calls * _NUM_CALLS.get(variant, 1)
-    exact = None  # other random numbers are drawn for dropout in fp64
-    if not model.config.dropout:
-        exact = by_torch(monkeypatch, lambda: run(copy.deepcopy(model).double(), lengths))
+    # For dropout, other random numbers are drawn in fp64.
+    exact = None if model.config.dropout else run_by_torch(copy.deepcopy(model).double(), lengths)
     assert_near(found, expected, exact)
 
 
 @pytest.mark.parametrize("variant", ["conv", "nothing compressed"])
 def test_threads_change_no_output_and_gradients_by_rounding(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model(**_VARIANTS[variant])
-    found = []
+    model, found = make_model(**_VARIANTS[variant]), []
     for threads in (1, 2, 3):
         monkeypatch.setattr("waveform.kernels.layers_op.kernel_threads", lambda threads=threads: threads)
         found.append(run(model, [_WINDOW] * 7))
-    for other in found[1:]:
-        for name, value in other.items():
-            if name in dict(model.named_parameters()):
-                torch.testing.assert_close(value, found[0][name], rtol=1e-4, atol=1e-4)
-            else:
-                assert torch.equal(value, found[0][name]), name
+    for name, value in found[0].items():
+        tolerance = 1e-4 if name in dict(model.named_parameters()) else 0
+        for other in found[1:]:
+            torch.testing.assert_close(other[name], value, rtol=tolerance, atol=tolerance, msg=name)
 
 
 def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
@@ -150,12 +142,10 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
 def test_a_row_that_is_not_a_number_stays_alone() -> None:
     """And no attention weight hides it."""
     model = make_model()
-    state = model.init_state(_ROWS)
-    state.trunk.window[1, :, :4] = float("nan")
-    state = state._replace(trunk=state.trunk._replace(steps=torch.full((_ROWS,), 4)))
-    hidden = model(torch.zeros(_ROWS, 12, dtype=torch.int64), state).hidden
-    assert hidden[1].isnan().all()
-    assert not hidden[[0, 2]].isnan().any()
+    trunk = model.init_state(_ROWS).trunk._replace(steps=torch.full((_ROWS,), 4))
+    trunk.window[1, :, :4] = float("nan")
+    hidden = model(torch.zeros(_ROWS, 12, dtype=torch.int64), TokenState(trunk)).hidden
+    assert hidden[1].isnan().all() and not hidden[[0, 2]].isnan().any()
 
 
 class Halved(Convolution):
@@ -170,10 +160,9 @@ def test_what_inherits_from_the_convolution_compresses_in_its_own_way(
 ) -> None:
     monkeypatch.setitem(compression.FUNCTIONS, "halved", Halved)
     model = make_model(compression="halved")
-    expected = by_torch(monkeypatch, lambda: run(model, [_WINDOW] * 7))
-    found = run(model, [_WINDOW] * 7)
+    expected = run_by_torch(model, [_WINDOW] * 7)
+    assert_near(run(model, [_WINDOW] * 7), expected)
     assert compiled.call_count == 7
-    assert_near(found, expected)
 
 
 NOT_FOR_KERNELS: dict[str, dict[str, Any]] = {
@@ -197,26 +186,26 @@ def test_other_models_run_by_torch(reason: str) -> None:
 def test_other_calls_run_by_torch(compiled: Mock) -> None:
     tokens = torch.zeros(_ROWS, _WINDOW, dtype=torch.int64)
     model = make_model()
+    state = model.init_state(_ROWS)
     model.double()(tokens, model.init_state(_ROWS, dtype=torch.float64))
     model.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        model(tokens, model.init_state(_ROWS))
-    model(tokens[:, :7], model.init_state(_ROWS))
-    trunk = model.init_state(_ROWS).trunk._replace(steps=torch.tensor([0, 2, 4]))
-    model(tokens[:, :8], TokenState(trunk))
+        model(tokens, state)
+    model(tokens[:, :7], state)
+    model(tokens[:, :8], TokenState(state.trunk._replace(steps=torch.tensor([0, 2, 4]))))
     model.carry_gradient = True
-    model(tokens, model.init_state(_ROWS))
+    model(tokens, state)
     model.carry_gradient, model.checkpoint_activations = False, True
-    model(tokens, model.init_state(_ROWS))
+    model(tokens, state)
     assert not model.has_own_threads
     with torch.no_grad():
         assert model.has_own_threads
     model.checkpoint_activations = False
     seen: list[int] = []
     with observe_attention(model, lambda layer, *of_call: seen.append(layer)):
-        model(tokens, model.init_state(_ROWS))
+        model(tokens, state)
     assert seen == [0, 1] and not compiled.call_count
-    model(tokens, model.init_state(_ROWS))
+    model(tokens, state)
     assert compiled.call_count == 1
 
 

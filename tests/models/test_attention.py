@@ -1,5 +1,9 @@
-"""Attention against softmax written out: output and gradients, for every mask; what is kept; and dropped weights."""
+"""Attention against softmax written out: output and gradients, for every mask; what is kept; and dropped weights.
 
+And how heads start: local in the lower layers, as sharply for any width of positions, and blind above.
+"""
+
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +13,7 @@ from torch import Tensor
 
 from waveform.models import attention
 from waveform.models.attention import RelativeAttention, Slots, encode_times, softmax_attention
+from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 _B, _H, _T, _K, _d, _P = 3, 2, 7, 12, 4, 6
@@ -16,8 +21,8 @@ _SCALE = 0.3
 _FIRST_USED = (0, 4, 0)  # slots of each row
 
 
-def _attention(d_model: int, **fields: Any) -> RelativeAttention:
-    return RelativeAttention(CompressiveTransformerConfig(256, d_model=d_model, num_heads=2, **fields))
+def _attention(d_model: int, *, num_heads: int = 2, **fields: Any) -> RelativeAttention:
+    return RelativeAttention(CompressiveTransformerConfig(256, d_model=d_model, num_heads=num_heads, **fields))
 
 
 def _bias(visible: Tensor) -> dict[str, Any]:
@@ -148,3 +153,30 @@ def test_dropped_weights(implementation: str) -> None:
     torch.testing.assert_close(only[only > 0], torch.full_like(only[only > 0], 1 / 0.75))
     assert abs(sums.mean() - 1) < 0.02 and not torch.allclose(sums, ones)
     torch.testing.assert_close(layer.eval()(ones, None, slots).mixed, ones)
+
+
+@pytest.mark.parametrize("num_position_features", [24, 64, 128])
+def test_a_local_head_prefers_its_distance_and_falls_off_by_the_fourth_power(num_position_features: int) -> None:
+    torch.manual_seed(0)
+    layer = _attention(32, num_heads=4, num_position_features=num_position_features).double()
+    layer.look_back()
+    encoding = encode_times(torch.arange(1300.0), num_position_features=num_position_features, dtype=torch.float64)
+    # By position alone, of a query of zeros
+    queries = layer.position_queries(torch.zeros(1, 4, 1, 8, dtype=torch.float64))[0]
+    logits = queries[0, :, 0] @ encoding.t() / 8**0.5
+    preferred = logits.argmax(dim=1).tolist()
+    assert preferred == [0, 1, 2, 4]
+    for head, at in zip(logits, preferred, strict=True):
+        # Means over neighbours, because a sum of a few sinusoids is uneven.
+        near, far = (head[at + away : at + away + away // 2].mean() for away in (8, 800))
+        assert (near - far).item() / math.log(100) == pytest.approx(4, abs=0.8)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "share", "local"), [(4, 0.5, 2), (3, 0.5, 1), (1, 0.5, 0), (4, 1.0, 4), (4, 0.0, 0)]
+)
+def test_the_lower_layers_start_local(num_layers: int, share: float, local: int) -> None:
+    sizes = {"d_model": 16, "num_heads": 2, "d_feedforward": 16}
+    config = CompressiveTransformerConfig(vocab_size=8, num_layers=num_layers, **sizes, local_layers=share)
+    layers = CompressiveTransformer(config).layers
+    assert [bool(layer.attention.position_bias.any()) for layer in layers] == [i < local for i in range(num_layers)]

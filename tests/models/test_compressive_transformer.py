@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tests import laws
 from tests.baselines.test_transformer_xl import SIZES, check_reach
@@ -42,9 +41,8 @@ def assert_equals_reference(config: Any, *, num_windows: int = 7) -> None:
     cuts = laws.ragged_cuts(num_steps, longest=2 * config.window + 1)
     actual, losses, _ = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)
     laws.assert_same(actual, expected.hidden)
-    laws.assert_same(
-        model.head.logits(actual), expected.hidden @ model.head.projection.weight.T + model.head.projection.bias
-    )
+    output = model.head.projection
+    laws.assert_same(model.head.logits(actual), expected.hidden @ output.weight.T + output.bias)
     if "compression" in losses:
         laws.assert_same(losses["compression"], expected.aux.sum(1))
     else:
@@ -178,16 +176,14 @@ def test_gradient_through_time_equals_reference(compression: str) -> None:
 # Initial values
 
 
-def initial_convolution(**fields: Any) -> Tensor:
-    torch.manual_seed(0)
-    layer = CompressiveTransformer(small(num_layers=1, compression_rate=4, **fields)).layers[0]
-    return layer.compressor.convolution.weight.detach()
-
-
 def test_a_convolution_starts_as_mean_pooling_or_as_torch_has_it() -> None:
-    pooling = torch.eye(12)[..., None].expand(12, 12, 4) / 4
-    assert (initial_convolution() - pooling).abs().max() < 0.01
-    random = initial_convolution(compression_init="random")
+    weights = []
+    for init in ("mean", "random"):
+        torch.manual_seed(0)
+        layer = CompressiveTransformer(small(num_layers=1, compression_rate=4, compression_init=init)).layers[0]
+        weights.append(layer.compressor.convolution.weight.detach())
+    pooled, random = weights
+    assert (pooled - torch.eye(12)[..., None].expand(12, 12, 4) / 4).abs().max() < 0.01
     bound = (12 * 4) ** -0.5  # uniform, by the number of inputs
     assert bound * 0.9 < random.abs().max() <= bound
     assert (random.diagonal().mean() - 1 / 4).abs() > 0.1
@@ -248,10 +244,8 @@ def test_rows_at_different_places_compress_apart(compression: str, starts: tuple
     """
     config = small(compression=compression, compression_rate=3)
     model = build(config)
-    tokens = laws.random_tokens(41)
-    state = laws.fresh_state(model)
-    hiddens: list[Tensor] = []
-    losses = torch.zeros(len(starts), dtype=torch.float64)
+    tokens, state = laws.random_tokens(41), laws.fresh_state(model)
+    hiddens, losses = [], torch.zeros(len(starts), dtype=torch.float64)
     for begin, end in itertools.pairwise((0, 3, 5, 10, 11, 12, 25, 26, 33, 41)):
         reset = torch.tensor([begin == start for start in starts])
         state = interface.reset_rows(state, laws.fresh_state(model), reset)

@@ -125,14 +125,13 @@ def test_adaptive_embedding_equals_a_loop(project_first: bool, cutoffs: list[int
     embedding = laws.randomise(AdaptiveEmbedding(D, config(cutoffs), scale=3.0, project_first=project_first))
     tokens = torch.arange(V + 1).view(3, -1)
     actual = embedding(tokens).flatten(0, 1)
-    bounds = [0, *cutoffs, V]
-    for token in range(V):
-        cluster = next(i for i, (a, b) in enumerate(pairwise(bounds)) if a <= token < b)
-        expected = embedding.tables[cluster][token - bounds[cluster]]
-        assert len(expected) == D // DIV**cluster
-        if cluster or project_first:
-            expected = (embedding.projections[cluster - 1] if cluster else embedding.first_projection) @ expected
-        torch.testing.assert_close(actual[token], 3 * expected, atol=1e-12, rtol=0)
+    for cluster, (first, last) in enumerate(pairwise([0, *cutoffs, V])):
+        for token in range(first, last):
+            expected = embedding.tables[cluster][token - first]
+            assert len(expected) == D // DIV**cluster
+            if cluster or project_first:
+                expected = (embedding.projections[cluster - 1] if cluster else embedding.first_projection) @ expected
+            laws.assert_same(actual[token], 3 * expected, atol=1e-12)
     torch.testing.assert_close(actual[V], embedding.begin)
 
 
@@ -147,8 +146,7 @@ def test_tied_tables_are_one_parameter_and_survive_a_copy() -> None:
     with torch.no_grad():
         twin.embedding.tables[0].zero_()
     hidden, targets = batch()
-    hidden = hidden.float()
-    assert not torch.equal(twin.head.nll(hidden, targets), model.head.nll(hidden, targets))
+    assert not torch.equal(twin.head.nll(hidden.float(), targets), model.head.nll(hidden.float(), targets))
     assert twin.head._tables()[0][0] is twin.embedding.tables[0]
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.conftest import write_utterances
+from tests.laws import randomise
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.interface import map_state, take_rows
 from waveform.engine.metrics import unigram_nll
-from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.sound_classes import classes_of
-from waveform.engine.token_set import TokenSet
 from waveform.kernels.prediction import read_rows
 from waveform.models import linear_prediction as lp
 from waveform.models.heads import PredictionHead
@@ -192,8 +192,8 @@ def test_a_loud_sample_after_silence_costs_no_thousands_of_nats() -> None:
 def test_no_slope_is_subnormal() -> None:
     """Far from what is expected a class has hardly any probability, and products with subnormal numbers are slow."""
     head = PredictionHead(8, classes=_CLASSES)
-    head.projection.register_full_backward_pre_hook(lambda _module, slopes: seen.append(slopes[0]))
     seen: list[Tensor] = []
+    head.projection.register_full_backward_pre_hook(lambda _module, slopes: seen.append(slopes[0]))
     expected = torch.tensor([0.02, 0.02, 0.02, -4.5, -4.5, -4.5, -6.0]).expand(3, 50, -1)
     head.nll(torch.cat([torch.randn(3, 50, 8), expected], dim=-1), _vowel(50) % _V).mean().backward()
     assert not ((seen[0] != 0) & (seen[0].abs() < torch.finfo(torch.float32).tiny)).any()
@@ -201,9 +201,7 @@ def test_no_slope_is_subnormal() -> None:
 
 def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
     """Without training, far below what the frequencies of classes tell; and more where state is kept, as a run's is."""
-    with ShardWriter(tmp_path / "a.shard", vocab_size=_V) as writer:
-        writer.write("vowel", [_vowel(2401, batch_size=1)[0, 1:].numpy().astype(np.uint8)])
-    tokens = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=_V)
+    tokens = write_utterances(tmp_path / "a.shard", [_vowel(2401, batch_size=1)[0, 1:].numpy()], vocab_size=_V)
     config = {"dataset": {"modality": {"kind": "audio"}}, "train": {"chunk": 200}}
     run = SimpleNamespace(config=config, window=40)
     results = {name: Evaluation(["vowel"], np.ones(1), np.ones(1), name) for name in ("utterance", "chunk")}
@@ -216,10 +214,7 @@ def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
 
 def test_a_model_draws_what_its_predictors_know_alone() -> None:
     fields = {"num_stacks": 1, "layers_per_stack": 1, "residual_channels": 8, "gate_channels": 8, "skip_channels": 8}
-    model = build("wavenet", vocab_size=_V, prediction="linear", classes=_CLASSES, **fields)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn_like(parameter)
+    model = randomise(build("wavenet", vocab_size=_V, prediction="linear", classes=_CLASSES, **fields), std=1.0).float()
     tokens, nll = _vowel(200), []
     for each in (model, predictors_alone_of(model), PredictorsAlone(_CLASSES)):
         step = each(tokens[:, :-1], each.init_state(len(tokens)))

@@ -48,18 +48,13 @@ def test_sizes_are_bounded(model: str, field: str, low: int, high: int, more: st
             "model.same_length lets queries see model.memory steps, which is 0; give it a memory",
         ),
         ({"num_heads": 5}, "model.d_model 384 is not a multiple of model.num_heads 5"),
+        (
+            {"name": "transformer_xl", "vocab_size": 200, "head": "adaptive", "cutoffs": list(range(1, 102))},
+            "model.cutoffs has 101 ids; give at most 100",
+        ),
+        ({"name": "wavenet", "vocab_size": 0}, "model.vocab_size is 0; it must be a whole number of at least 1"),
     ],
 )
 def test_values_are_checked(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
-        build("compressive_transformer", vocab_size=8, **fields)
-
-
-def test_cutoffs_are_few() -> None:
-    with pytest.raises(UserError, match=r"^model.cutoffs has 101 ids; give at most 100$"):
-        build("transformer_xl", vocab_size=200, head="adaptive", cutoffs=list(range(1, 102)))
-
-
-def test_a_vocabulary_has_a_token() -> None:
-    with pytest.raises(UserError, match=r"^model.vocab_size is 0; it must be a whole number of at least 1$"):
-        build("wavenet", vocab_size=0)
+        build(**{"name": "compressive_transformer", "vocab_size": 8, **fields})

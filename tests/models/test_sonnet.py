@@ -112,7 +112,7 @@ def differences(name: str, *, dtype: torch.dtype = torch.float64, **changed: Any
         state = step.state
         aux.append(step.aux_losses["compression"].mean() if step.aux_losses else torch.zeros(()))
     compressed, memory = state.trunk.slots.transpose(0, 1).split([case["C"], case["M"]], dim=2)
-    found = {"out": distance(step.hidden[None, :, ::3], f"{name}/out"), "state": 0.0, "loss": 0.0, "gradient": 0.0}
+    found = {"out": distance(step.hidden[None, :, ::3], f"{name}/out"), "loss": 0.0, "gradient": 0.0}
     found["state"] = distance(memory[None, :, :, ::3], f"{name}/memory")
     losses = {"gtask": (step.hidden * torch.from_numpy(read(f"{name}/cotangents")[-1])).sum()}
     if case["C"]:
@@ -173,15 +173,11 @@ def small(**fields: Any) -> CompressiveTransformerConfig:
     return CompressiveTransformerConfig(**{**sizes, **memories, **_OWN, "num_position_features": 6, **fields})
 
 
-def convolved(slots: np.ndarray, weight: np.ndarray, *, stride: int = 1, dilation: int = 1) -> np.ndarray:
+def convolved(slots: np.ndarray, convolution: torch.nn.Module, *, stride: int = 1, dilation: int = 1) -> np.ndarray:
     """A convolution without padding or bias."""
-    width = (len(weight) - 1) * dilation + 1
-    places = range(0, len(slots) - width + 1, stride)
+    weight = np.asarray(convolution.weight.detach().permute(2, 1, 0))
+    places = range(0, len(slots) - (len(weight) - 1) * dilation, stride)
     return np.array([sum(slots[t + i * dilation] @ weight[i] for i in range(len(weight))) for t in places])
-
-
-def their_weight(convolution: torch.nn.Module) -> np.ndarray:
-    return np.asarray(convolution.weight.detach().permute(2, 1, 0))
 
 
 @pytest.mark.parametrize(("dilations", "rate", "overlap"), [([1, 2], 2, 0), ([1], 3, 0), ([2, 1], 2, 1)])
@@ -193,13 +189,12 @@ def test_dilated_convolutions_lose_steps(dilations: list[int], rate: int, overla
     slots = torch.randn(8, 6, dtype=torch.float64)
     expected = slots.numpy()
     for dilation, convolution in zip(dilations, compressor.convolutions, strict=True):
-        expected = np.maximum(convolved(expected, their_weight(convolution), dilation=dilation), 0)
-    expected = convolved(expected, their_weight(compressor.convolution), stride=rate)
+        expected = np.maximum(convolved(expected, convolution, dilation=dilation), 0)
+    expected = convolved(expected, compressor.convolution, stride=rate)
     assert len(expected) == config.groups
     ours = compressor(slots[None, : config.num_consumed], None)[0].detach().numpy()
     np.testing.assert_allclose(ours, expected, atol=1e-12)
-    state = model.init_state(2, dtype=torch.float64)
-    step = model(torch.randint(5, (2, 24)), state)  # all of it runs, and leaves a loss
+    step = model(torch.randint(5, (2, 24)), model.init_state(2, dtype=torch.float64))  # all runs, and leaves a loss
     assert step.aux_losses["compression"].isfinite().all()
     with pytest.raises(UserError, match="loses 9 steps"):
         dataclasses.replace(config, compression_dilations=[9])
@@ -209,11 +204,11 @@ def test_dilated_convolutions_lose_steps(dilations: list[int], rate: int, overla
 
 @pytest.mark.parametrize(("rate", "overlap"), [(2, 0), (3, 0), (2, 1)])
 def test_auto_encoding_has_no_bias_and_counts_what_is_lost(rate: int, overlap: int) -> None:
-    compressor = Convolution(6, rate=rate, overlap=overlap, bias=False).double()
+    compressor = Convolution(6, rate=rate, overlap=overlap, bias=False)
     compressor.add_decoder(6, bias=False)
     compressor.double()
     slots = torch.randn(1, 8, 6, dtype=torch.float64)
-    groups = convolved(slots[0].numpy(), their_weight(compressor.convolution), stride=rate)
+    groups = convolved(slots[0].numpy(), compressor.convolution, stride=rate)
     weight = np.asarray(compressor.decoder.weight.detach().permute(2, 0, 1))  # [kernel, in, out]
     made = np.zeros((8, 6))
     for group, value in enumerate(groups):

@@ -47,23 +47,18 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_law_8_two_ranks_give_the_gradients_of_one(name: str, two_ranks: Path, tmp_path: Path) -> None:
     gradients, weights = _trained(tmp_path / "run", name)
     there, weights_there = torch.load(two_ranks / f"{name}.pt")
-    for mine, theirs in zip(gradients, there, strict=True):
-        assert mine.keys() == theirs.keys()
-        for parameter, gradient in mine.items():
-            assert torch.allclose(gradient, theirs[parameter], rtol=1e-8, atol=1e-11), parameter
-    for parameter, value in weights.items():
-        assert torch.allclose(value, weights_there[parameter], rtol=0, atol=1e-7), parameter
+    torch.testing.assert_close(gradients, there, rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(weights, weights_there, rtol=0, atol=1e-7)
 
 
 def test_one_process_continues_the_run_of_two(two_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All rows come along, so it continues as one process does that trained from the beginning."""
-    name = "compressive_transformer"
-    whole = small_learner(name=name, dtype=torch.float64, max_steps=_UPDATES + 2)
+    options = {"name": "compressive_transformer", "dtype": torch.float64, "max_steps": _UPDATES + 2}
+    whole = small_learner(**options)
     for _ in range(_UPDATES + 2):
         whole.update()
-    _, resumed = small_trainer(two_ranks / f"{name}-run", name=name, dtype=torch.float64, max_steps=_UPDATES + 2)
+    _, resumed = small_trainer(two_ranks / "compressive_transformer-run", **options)
     assert resumed.step == _UPDATES and "saved by 2 processes" in capsys.readouterr().err
     for _ in range(2):
         resumed.update()
-    for mine, theirs in zip(whole.agent.parameters(), resumed.agent.parameters(), strict=True):
-        assert torch.allclose(mine, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(resumed.agent.state_dict(), whole.agent.state_dict(), rtol=0, atol=1e-5)

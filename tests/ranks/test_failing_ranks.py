@@ -58,14 +58,8 @@ def _launch(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command, root = [sys.executable, "-m", __name__, str(tmp_path)], Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"attempt_{i}").read_text() for i in range(3)] == ["0", "2", "4"]
     assert not (tmp_path / "attempt_3").exists()

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from tests import laws
 from tests.benchmarks.communication import bytes_sent
 from tests.engine.conftest import write_tokens
-from tests.engine.test_trainer import everything
+from tests.engine.test_trainer import assert_bitwise_equal, everything
 from tests.engine.training import small_trainer
 from tests.ranks.run_ranks import run_ranks
 from waveform.engine import checkpoint
@@ -61,24 +61,12 @@ def _trainer(name: str, case: str, folder: Path, world: World | None = None, **t
     if "num_labels" in fields:
         tokens.labels = ["a", "b", None, "b", "a", "b", "a"]
         tokens = tokens.numbered(["a", "b"])
-    return small_trainer(
-        name,
-        tokens,
-        folder / "run",
-        world=world,
-        fields=fields,
-        dtype=torch.float64,
-        batch_size=6,
-        **({"unroll": 2} if case == "conv-no-loss" else {}),
-        **train,
-    )
+    train |= {"dtype": torch.float64, "batch_size": 6, "unroll": 2 if case == "conv-no-loss" else 1}
+    return small_trainer(name, tokens, folder / "run", world=world, fields=fields, **train)
 
 
 def _figures(learner: TokenLearner, *, dynamic: bool) -> dict[str, Any]:
-    """Losses and gradients of three steps, the weights after an update, and an evaluation, all unsharded.
-
-    dynamic: evaluate dynamically, too.
-    """
+    """Losses and gradients of three steps, the weights after an update, and an evaluation, all unsharded."""
     losses, gradients = [], []
     for _ in range(3):
         losses.append(learner.world.sum_(learner.accumulate_gradients([learner.stream.next_chunk()])))
@@ -90,10 +78,9 @@ def _figures(learner: TokenLearner, *, dynamic: bool) -> dict[str, Any]:
     weights = {n: fsdp.whole(value.detach()).clone() for n, value in learner.module.state_dict().items()}
     evaluation = _evaluation(learner)
     if dynamic:  # of two rows: one of three ranks never has any
-        config, learning = EvaluateConfig(window=learner.window), DynamicConfig("adam", lr=1e-2, rows=2)
-        result = evaluate_dynamically(
-            learner.model, learner.stream.tokens, config, learning, world=learner.world, classes=_CLASSES
-        )
+        given = (learner.model, learner.stream.tokens, EvaluateConfig(window=learner.window))
+        learning = DynamicConfig("adam", lr=1e-2, rows=2)
+        result = evaluate_dynamically(*given, learning, world=learner.world, classes=_CLASSES)
         evaluation |= {f"dynamic {what}": value for what, value in _sums(result).items()}
     return {"losses": losses, "gradients": gradients, "norms": norms, "weights": weights, "evaluation": evaluation}
 
@@ -102,11 +89,10 @@ _CLASSES = torch.arange(laws.VOCAB_SIZE) % 3
 
 
 def _evaluation(learner: TokenLearner) -> dict[str, torch.Tensor]:
+    config = EvaluateConfig(window=learner.window)
     learner.module.eval()
     with fsdp.gathered(learner._scored):
-        config = EvaluateConfig(window=learner.window)
-        result = evaluate(learner.model, learner.stream.tokens, config, world=learner.world, classes=_CLASSES)
-    return _sums(result)
+        return _sums(evaluate(learner.model, learner.stream.tokens, config, world=learner.world, classes=_CLASSES))
 
 
 def _sums(result: Evaluation) -> dict[str, torch.Tensor]:
@@ -144,16 +130,10 @@ def _count_sent(name: str, case: str, where: Path, world: World, *, kind: str) -
     learner = _trainer(name, case, where, world, sharding=kind, max_steps=20).learner
     for _ in range(3):
         learner.update()
-    config = learner.config
     model = _trainer(name, case, where / "whole").learner.module  # weights not sharded
-    computed = bytes_sent(
-        model,
-        num_ranks=world.size,
-        sharding=kind,
-        units=optional_parts(model).sharding_units(learner.window),
-        num_windows=config.chunk // learner.window,
-        unroll=config.unroll,
-    )
+    units = optional_parts(model).sharding_units(learner.window)
+    windows = {"num_windows": learner.config.chunk // learner.window, "unroll": learner.config.unroll}
+    computed = bytes_sent(model, num_ranks=world.size, sharding=kind, units=units, **windows)
     with _Sent(world.size) as sent:
         learner.update()
     return {"seen": sent.num_bytes, "computed": computed}
@@ -227,8 +207,7 @@ def test_law_8_ranks_give_what_one_process_gives(size: int, kind: str, again: bo
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_have_one_learning_rate_if_it_follows_the_clock(size: int, jobs: Path) -> None:
     first, *others = (torch.load(jobs / str(size) / f"by_clock_{rank}.pt") for rank in range(size))
-    for other in others:
-        torch.testing.assert_close(other, first, rtol=0, atol=0)
+    assert_bitwise_equal(others, [first] * len(others))
 
 
 @pytest.mark.parametrize("kind", ["none", "fsdp"])
@@ -249,10 +228,9 @@ def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: s
     for rank in range(size):
         found = torch.load(jobs / str(size) / f"resumed-{start}-{kind}-{rank}.pt", weights_only=True)
         for what in ("weights", "optimiser", "step"):
-            torch.testing.assert_close(found[what], expected[what], rtol=0, atol=0, msg=what)
+            assert_bitwise_equal(found[what], expected[what])
         torch.testing.assert_close(found["evaluation"], expected["evaluation"], rtol=1e-6, atol=0)
-        for whole, part in zip(expected["state"], found["state"], strict=True):
-            assert torch.equal(whole[each * rank : each * rank + each], part)
+        assert_bitwise_equal(found["state"], [whole[each * rank : each * rank + each] for whole in expected["state"]])
     for _ in range(2):
         alone.learner.update()
     continued = torch.load(jobs / str(size) / f"continued-{start}-{kind}-0.pt", weights_only=True)

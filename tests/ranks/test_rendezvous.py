@@ -77,16 +77,12 @@ time.sleep(60)
 """
 
 
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent ended (prctl)"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended (prctl)")
 def test_processes_end_with_torchrun() -> None:
     environment = {**os.environ, "TORCHELASTIC_RUN_ID": "job"}
+    command, pipe = [sys.executable, "-c", _LAUNCHER, _WORKER], subprocess.PIPE
     # The worker keeps stderr open, so communicate returns when it has ended too.
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCHER, _WORKER],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    launcher = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
     try:
         said, _ = launcher.communicate(timeout=30)
     except subprocess.TimeoutExpired:

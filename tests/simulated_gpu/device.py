@@ -15,7 +15,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,6 +127,16 @@ class SimulatedGpu(TorchDispatchMode):
         assert not self.capturing, f"{_place()}: {why}, while a graph is captured"
         self.waits.append(f"{_place()}: {why}")
 
+    @contextmanager
+    def capture(self, graph: Any) -> Iterator[None]:
+        """torch.cuda.graph."""
+        self.capturing = True
+        try:
+            yield
+        finally:
+            self.capturing = False
+        self.num_graphs += 1
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         named = (kwargs.get("device"), *args)
@@ -200,23 +209,7 @@ class SimulatedGpu(TorchDispatchMode):
         return moved
 
 
-@dataclass(frozen=True)
-class _Fresh:
-    """A new tensor that an operation gave."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @staticmethod
-    def like(value: Any) -> Any:
-        return _Fresh(value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
-
-    def made(self) -> "OnGpu":
-        return OnGpu(torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta"))
-
-
-_KNOWN: dict[Any, Any] = {}  # by operation and what matters of its arguments: what it gave
+_KNOWN: dict[Any, Any] = {}  # by operation and what matters of its arguments: what it gave, on `meta`
 
 
 def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
@@ -230,13 +223,18 @@ def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
         return _on_meta(func, args, kwargs)
     changes, key = func._schema.is_mutable, (func, _key(args), _key(tuple(kwargs.items())))
     if key in _KNOWN:
-        return args[0] if changes else _mapped(lambda x: x.made() if isinstance(x, _Fresh) else x, _KNOWN[key])
+        return args[0] if changes else _mapped(lambda x: OnGpu(_like(x)) if isinstance(x, Tensor) else x, _KNOWN[key])
     result = _on_meta(func, args, kwargs)
     if changes and result is args[0]:
         _KNOWN[key] = None
     elif not changes and not any(x is y for x in tensors for y in _tensors((result,))):
-        _KNOWN[key] = _mapped(_Fresh.like, result)
+        _KNOWN[key] = _mapped(lambda x: _like(x) if isinstance(x, Tensor) else x, result)
     return result
+
+
+def _like(x: Tensor) -> Tensor:
+    """On torch's device `meta`."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _key(value: Any) -> Any:
@@ -258,9 +256,7 @@ def _on_meta(func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(value, OnGpu):
             given[id(value.like)] = value
             return value.like
-        if isinstance(value, Tensor):
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return value
+        return _like(value) if isinstance(value, Tensor) else value
 
     result = func(*_mapped(inside, args), **{name: _mapped(inside, value) for name, value in kwargs.items()})
     # A view of an ordinary tensor is one in inference mode too, and the other way round.
@@ -322,18 +318,18 @@ def _places(index: Tensor | None) -> list[Tensor | None]:
     return [_on_device(num_places) for _ in range(index.dim())]
 
 
+def _unique(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _on_device(x.numel(), dtype=x.dtype), _on_device(*x.shape), _on_device(x.numel())
+
+
 _MADE_UP: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: _value,
     aten.nonzero.default: lambda x: _on_device((x.numel() + 1) // 2, x.dim()),
     aten.bincount.default: lambda x, weights=None, minlength=0: _on_device(max(minlength, 1)),
-    aten._unique2.default: lambda x, *_, **__: (
-        _on_device(x.numel(), dtype=x.dtype),
-        _on_device(*x.shape),
-        _on_device(x.numel()),
-    ),
+    aten._unique2.default: _unique,
     # torch's own for the device `meta` lacks an argument.
-    aten._efficient_attention_backward.default: lambda grad, q, k, v, *_, **__: (
-        *(OnGpu(torch.empty_like(x.like)) for x in (q, k, v)),
+    aten._efficient_attention_backward.default: lambda grad, *qkv_and_more, **_: (
+        *(OnGpu(torch.empty_like(x.like)) for x in qkv_and_more[:3]),
         None,
     ),
 }
@@ -366,12 +362,12 @@ def _takes_flash(call: Any, debug: bool = False) -> bool:
 
 def _takes_efficient(call: Any, debug: bool = False) -> bool:
     q, k, v = call.query, call.key, call.value
-    multiple = 4 if q.dtype == torch.float32 else 8
-    return (
-        q.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        and q.dtype == k.dtype == v.dtype
-        and q.shape[-1] % multiple == v.shape[-1] % multiple == 0
-    )
+    multiple = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}.get(q.dtype)
+    return bool(multiple) and q.dtype == k.dtype == v.dtype and q.shape[-1] % multiple == v.shape[-1] % multiple == 0
+
+
+def _params(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, is_causal: bool, gqa: bool) -> SimpleNamespace:
+    return SimpleNamespace(query=q, key=k, value=v, attn_mask=mask, is_causal=is_causal)
 
 
 _by_cpu = F.scaled_dot_product_attention
@@ -391,7 +387,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, **given: 
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, float("-inf"))
     assert attn_mask is None or attn_mask.dtype == q.dtype, "the mask's dtype is not the queries'"
     scale, is_causal = given.get("scale"), given.get("is_causal", False)
-    call = SimpleNamespace(query=q, key=k, value=v, attn_mask=attn_mask, is_causal=is_causal)
+    call = _params(q, k, v, attn_mask, 0.0, is_causal, False)
     if _takes_flash(call):
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
     mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
@@ -408,19 +404,6 @@ class _Graph:
 
     def replay(self) -> None:
         pass
-
-
-def _capture_into(gpu: SimulatedGpu) -> Callable[[_Graph], Any]:
-    @contextmanager
-    def capture(graph: _Graph) -> Iterator[None]:
-        gpu.capturing = True
-        try:
-            yield
-        finally:
-            gpu.capturing = False
-        gpu.num_graphs += 1
-
-    return capture
 
 
 def _pin(tensor: Tensor) -> Tensor:
@@ -460,27 +443,20 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
     """While open, torch believes that this machine has one GPU."""
     gpu = SimulatedGpu()
     properties = SimpleNamespace(name="simulated", major=9, minor=0, total_memory=80 << 30)
+    does_nothing = ("_lazy_init", "set_device", "set_rng_state", "manual_seed", "manual_seed_all")
     cuda = {
-        "_lazy_init": lambda: None,
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 1,
+        **dict.fromkeys((*does_nothing, "reset_peak_memory_stats"), lambda *_: None),
+        **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), lambda *_, **__: True),
+        **dict.fromkeys(("device_count", "max_memory_allocated"), lambda *_: 1),
         "current_device": lambda: 0,
-        "set_device": lambda device: None,
         "device": lambda device: nullcontext(),
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
-        "is_bf16_supported": lambda *_, **__: True,
         "synchronize": lambda device=None: gpu.wait("torch.cuda.synchronize"),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": lambda state, device=None: None,
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-        "reset_peak_memory_stats": lambda device=None: None,
-        "max_memory_allocated": lambda device=None: 1,
         "CUDAGraph": _Graph,
-        "graph": _capture_into(gpu),
+        "graph": gpu.capture,
     }
     only_lift_cpu = torch._C._only_lift_cpu_tensors()
     swaps_params = torch.__future__.get_swap_module_params_on_conversion()
@@ -507,7 +483,3 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         finally:
             torch.__future__.set_swap_module_params_on_conversion(swaps_params)
             torch._C._set_only_lift_cpu_tensors(only_lift_cpu)
-
-
-def _params(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, is_causal: bool, gqa: bool) -> SimpleNamespace:
-    return SimpleNamespace(query=q, key=k, value=v, attn_mask=mask, is_causal=is_causal)

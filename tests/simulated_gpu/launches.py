@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tests.engine.conftest import write_utterances
 from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
-from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_learner import TokenLearner
-from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.configured_model import model_from, window_of
@@ -40,10 +39,8 @@ def operations(num_layers: int, *, gpu: SimulatedGpu, folder: Path) -> Operation
     config = compose_config(["preset=speech_paper", f"model.num_layers={num_layers}", "train.batch_size=1"])
     del config["train"]["sample_seconds"]
     train: TrainConfig = typed(TrainConfig, {**config["train"], "device": "cuda"}, section="train")
-    path = folder / f"{num_layers}.shard"
-    with ShardWriter(path, vocab_size=_VOCAB_SIZE) as writer:
-        writer.write("one", [np.zeros(3 * train.chunk, dtype=np.uint8)])
-    tokens = TokenSet([Shard(path)], vocab_size=_VOCAB_SIZE)
+    utterances = [np.zeros(3 * train.chunk, dtype=np.uint8)]
+    tokens = write_utterances(folder / f"{num_layers}.shard", utterances, vocab_size=_VOCAB_SIZE)
     model = model_from({**config, "dataset": {"vocab_size": _VOCAB_SIZE}})
     world = World(device=torch.device("cuda:0"))
     learner = TokenLearner(model, train, tokens=tokens, window=window_of(config), seed=0, world=world)

@@ -10,7 +10,7 @@ import torch
 from tests import laws
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_learner
-from tests.laws import CONFIGS, Case
+from tests.laws import CONFIGS, Case, first_fields
 from tests.simulated_gpu import launches
 from tests.simulated_gpu.device import SimulatedGpu, without_gpu
 from waveform.engine import interface
@@ -87,22 +87,17 @@ _RAGGED = CONFIGS["compressive_transformer"]["conv-ragged"]
 def test_a_step_never_waits_in_other_ways_of_training(
     model: str, train: dict[str, Any], gpu: SimulatedGpu, steady: Make
 ) -> None:
-    fields = next(iter(CONFIGS[model].values()))
+    fields = first_fields(model)
     if model in ("lstm", "wavenet"):
         train = {name: value for name, value in train.items() if name not in ("checkpoint_activations", "compile")}
     else:
-        fields = {**fields, "dropout": 0.1}
+        fields["dropout"] = 0.1
     learner = steady(model, fields, **train)
     learner.update()
     assert not gpu.waits
 
 
-def rows_apart(learner: TokenLearner) -> bool:
-    """Whether rows stand at different places of their windows."""
-    return len((learner.state.trunk.steps % learner.model.config.window).unique()) > 1
-
-
-def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady: Make) -> None:
+def test_rows_at_different_places_share_copies_and_masks_between_layers(gpu: SimulatedGpu, steady: Make) -> None:
     copies = []
     for num_layers in (1, 2):
         fields = {**_RAGGED, "num_layers": num_layers}
@@ -110,12 +105,15 @@ def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady:
         learner.state = interface.reset_rows(learner.state, learner.fresh, torch.arange(4) == 1)
         resets = 0
         for _ in range(2):  # in these, rows are reset, and windows of some rows end while those of others do not
-            assert rows_apart(learner)
             before = learner.state.trunk.steps
+            assert len((before % _RAGGED["window"]).unique()) > 1
             learner.update()
             resets += int((learner.state.trunk.steps < before).sum())
         assert resets
         copies.append(sorted(gpu.copies))
+        masks = [call.mask for call in gpu.attention if call.mask is not None]
+        assert masks and all(mask.dtype == torch.bfloat16 for mask in masks)
+        assert len({mask.like.untyped_storage()._cdata for mask in masks}) == len(masks) // num_layers
     assert copies[0] == copies[1]
 
 
@@ -123,18 +121,6 @@ def test_a_layer_launches_few_operations() -> None:
     """174 in each window of an update at the shape of the paper's runs on speech (docs/performance.md)."""
     layer, _ = launches.at_paper_shape()
     assert 100 < sum(layer) / launches.WINDOWS <= 200
-
-
-def test_layers_share_the_mask_of_rows_at_different_places(gpu: SimulatedGpu, steady: Make) -> None:
-    learner = steady("compressive_transformer", _RAGGED, window=3, chunk=6)
-    learner.state = interface.reset_rows(learner.state, learner.fresh, torch.arange(4) == 1)
-    assert rows_apart(learner)
-    learner.update()
-    masks = [call.mask for call in gpu.attention if call.mask is not None]
-    num_pieces = len(masks) // _RAGGED["num_layers"]
-    assert num_pieces
-    assert len({mask.like.untyped_storage()._cdata for mask in masks}) == num_pieces
-    assert all(mask.dtype == torch.bfloat16 for mask in masks)
 
 
 @pytest.mark.parametrize("case", laws.params(laws.WITH_DECODER))

@@ -35,8 +35,7 @@ SMOKE = ("preset=smoke", "train.device=cuda", *SHORT)
 SPEECH = (*SHORT, "train.batch_size=2", "train.evaluate_tokens=200", "train.sample_seconds=0.003")
 NOT_RACED = {"lstm"}  # models that `demo` does not run
 FEW_LAYERS = {
-    "compressive_transformer": {"num_layers": 2},
-    "transformer_xl": {"num_layers": 2},
+    **{name: {"num_layers": 2} for name in ("compressive_transformer", "transformer_xl")},
     "wavenet": {"num_stacks": 1, "layers_per_stack": 4},
 }
 
@@ -93,9 +92,9 @@ def test_dynamic_evaluation(speech: Path) -> None:
 
 def test_sample_after_a_prompt(speech: Path, tmp_path: Path) -> None:
     (prompt,) = (speech.parent / "audio" / "test").iterdir()
+    options = ("--out", tmp_path, "--seconds", "0.002", "--num", "2", "--top-p", "0.9", "--prime", prompt)
     for model in Speech.race_models:
-        cli("sample", speech / model, "--out", tmp_path, "--seconds", "0.002", "--num", "2",
-                      "--top-p", "0.9", "--prime", prompt, *CUDA)  # fmt: skip
+        cli("sample", speech / model, *options, *CUDA)
 
 
 def test_analyse(speech: Path) -> None:
