@@ -32,7 +32,10 @@ from waveform.command.outcome import run_with_outcome
 from waveform.decoding.int8 import int8_cost, middles
 from waveform.engine import token_learner
 from waveform.engine.dataset import read_dataset
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.metrics import unigram_nll
 from waveform.ranks.distributed import World
+from waveform.runs.scoring import own_tokens, unigram_nats
 from waveform.system.errors import UserError
 from waveform.verbs.sample import _int8_cost
 
@@ -83,6 +86,16 @@ def test_training_looks_at_pieces_of_every_recording(
     scored = [name for name, count in zip(recordings, looks[-1].counts, strict=True) if count]
     assert len(scored) >= 16 and {*scored} == {*recordings}
     assert " bits per sample\n" in capsys.readouterr().err
+
+
+def test_the_unigram_is_scored_on_what_was_scored(place: Path) -> None:
+    run = waveform.load(place / "wavenet")
+    tokens = own_tokens(run, split="test")
+    counts = np.bincount(tokens.read(0, start=0, stop=tokens.lengths[0]), minlength=256)
+    one = Evaluation(tokens.names[:1], np.ones(1), np.ones(1), "utterance")
+    assert unigram_nats(run, tokens, one) == unigram_nll(
+        read_dataset(place / "data").open_split("train").counts, counts
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -375,6 +388,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("train T/ T/r", ["is empty"]),
     ("prepare P/code T/d", ["no audio"]),
     ("prepare P/audio T/d seed=3", ["seed=3 is for training; prepare reads the settings of data: leave it out"]),
+    ("train P/data T/r preset=demo train.evaluate_every=3", ["without effect while train.evaluate_tokens is 0"]),
     ("train P/data T/r train.max_step=3", ["train.max_step", "did you mean", "train.max_steps"]),
     ("train P/data T/r seed=abc", ["seed", "abc"]),
     ("train P/data T/r train.lr=fast", ["train.lr", "fast"]),

@@ -52,3 +52,5 @@ def test_listen_takes_one_sound_or_several() -> None:
     for wrong in (np.zeros(0), np.zeros((1, 2, 3))):
         with pytest.raises(waveform.UserError, match=r"give \[n\] or \[num, n\]"):
             waveform.listen(wrong)
+    with pytest.raises(waveform.UserError, match="give floats in"):
+        waveform.listen(np.ones(9, dtype=np.int16))

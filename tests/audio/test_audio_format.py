@@ -72,16 +72,26 @@ def test_a_rate_that_is_not_a_whole_number(rate: Any, place: Path) -> None:
         waveform.load(place / "run").nll(np.zeros(9), sample_rate_hz=rate)
 
 
-def test_whole_numbers_are_no_samples(place: Path) -> None:
-    run, audio = waveform.load(place / "run"), np.ones(9, dtype=np.int16)
+@pytest.mark.parametrize(
+    ("audio", "says"),
+    [
+        (np.ones(9, dtype=np.int16), r"audio of type int16; give floats in \[-1, 1\]"),
+        (np.full(9, np.nan), "not finite"),
+        (np.zeros((9, 2)), "give mono samples"),
+        (np.zeros(0), "give mono samples"),
+    ],
+)
+def test_what_is_no_sound_is_refused(audio: np.ndarray, says: str, place: Path) -> None:
+    run = waveform.load(place / "run")
     for use in (lambda: run.nll(audio, sample_rate_hz=16_000), lambda: run.sample(seconds=0.01, prime=audio)):
-        with pytest.raises(UserError, match=r"audio of type int16; give floats in \[-1, 1\]"):
+        with pytest.raises(UserError, match=says):
             use()
 
 
-def test_a_label_for_each_sample(place: Path) -> None:
-    with pytest.raises(UserError, match="1 label for num=2 samples"):
-        waveform.load(place / "run").sample(num=2, seconds=0.01, labels=[None])
+@pytest.mark.parametrize("labels", [[None], "ab"])
+def test_a_label_for_each_sample(labels: Any, place: Path) -> None:
+    with pytest.raises(UserError, match="give a list of 2, one for each sample"):
+        waveform.load(place / "run").sample(num=2, seconds=0.01, labels=labels)
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])

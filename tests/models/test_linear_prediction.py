@@ -204,10 +204,15 @@ def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
     tokens = write_utterances(tmp_path / "a.shard", [_vowel(2401, batch_size=1)[0, 1:].numpy()], vocab_size=_V)
     config = {"dataset": {"modality": {"kind": "audio"}}, "train": {"chunk": 200}}
     run = SimpleNamespace(config=config, window=40)
-    results = {name: Evaluation(["vowel"], np.ones(1), np.ones(1), name) for name in ("utterance", "chunk")}
+    results = {name: Evaluation(tokens.names, np.ones(1), np.ones(1), name) for name in ("utterance", "chunk")}
     by_protocol = {name: linear_prediction_nats(run, tokens, result) for name, result in results.items()}
     unigram = unigram_nll(tokens.counts, tokens.counts)
     assert by_protocol["utterance"] < by_protocol["chunk"] - 0.2 < unigram - 1.2
+    two = write_utterances(
+        tmp_path / "b.shard", [tokens.read(0, start=0, stop=2400), np.arange(99) * 41 % _V], vocab_size=_V
+    )
+    of_one = linear_prediction_nats(run, two, results["utterance"])  # the other was not scored
+    assert of_one == pytest.approx(by_protocol["utterance"])
     text = {**config, "dataset": {"modality": {"kind": "text"}}}
     assert linear_prediction_nats(SimpleNamespace(config=text), tokens, results["chunk"]) is None
 

@@ -8,5 +8,5 @@ from tests import calling
 Capsys = calling.Capsys
 run = partial(calling.cli, main=main)
 figures_of = partial(calling.figures_of, main=main)
-said = partial(calling.said, main=main)
+printed = partial(calling.printed, main=main)
 mistake = partial(calling.mistake, main=main, name="recipes")

@@ -78,7 +78,10 @@ def test_the_card_says_what_the_user_said_and_what_was_measured(speech: Path, pl
     (result,) = front["model-index"][0]["results"]
     assert result["metrics"][0]["value"] == figures["nats_per_token"]
     assert result["dataset"]["name"] == _ABOUT[-1] and "of three sines: a, b & c." in card
-    assert f"{figures['nats_per_token']:.4f} nats" in card and "linear prediction alone" in card
+    assert (
+        f"{figures['nats_per_token']:.4f} nats" in card
+        and f"state {figures['state']}); linear prediction alone" in card
+    )
     assert "| quality [95% interval] | real (3) |\n| --- | --- |\n| mean pitch, Hz | 120.0 [110.0, 130.0] |" in card
     assert {path.name for path in (place / "hub").iterdir()} == {
         "README.md", "config.json", "learning-curve.png", "metrics.jsonl", "model.safetensors", "sample-0.flac",
@@ -175,7 +178,7 @@ def test_what_does_not_fit_is_one_line(speech: Path, place: Path, tmp_path: Path
     assert "leave out --optimiser" in mistake([*export, *hub, "--optimiser"], capsys)
     other = tmp_path / "other.json"
     entry = json.loads((place / "figures.json").read_text())
-    for change in ({"step": 7}, {"train_seconds": 7.0}):  # the second is of another seed
+    for change in ({"step": 7}, {"train_seconds": 7.0}, {"averaged_checkpoints": 2}):  # the second is of another seed
         other.write_text(json.dumps(entry | change))
         assert "evaluate it again" in mistake([*export, *hub, "--figures", other], capsys)
     for wrong in (

@@ -25,10 +25,11 @@ def test_a_log_becomes_a_curve(tmp_path: Path, capsys: Capsys) -> None:
         {"kind": "train", "step": 4, "seconds": 2.0, "nll_nats": 3.0, "tokens_seen": 180},
         {"kind": "train", "step": 4, "seconds": 2.0, "nll_nats": 3.0, "tokens_seen": "180"},
         {"kind": "evaluate", "step": 4, "seconds": 2.0, "nll_nats": 2.5},
+        {"kind": "evaluate", "step": 6, "seconds": 3.0, "nll_nats": 2.0, "tokens_seen": 290},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     curve = learning_curve(read_metrics(tmp_path), {"update_period": 2, "update_period_from": 2})
-    assert curve == LearningCurve([3, 4], [2, 3], [140.0, 180.0], [1.5, 2.0], [4.0, 2.5])
+    assert curve == LearningCurve([3, 4, 6], [2, 3, 4], [140.0, 180.0, 290.0], [1.5, 2.0, 3.0], [4.0, 2.5, 2.0])
     assert "is damaged in line 3, 5; ignoring that" in capsys.readouterr().err
     empty = LearningCurve([], [], [], [], [])
     save_learning_curves(tmp_path / "new" / "c.png", [("one", curve), ("none", empty)], unit="sample")

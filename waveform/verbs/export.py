@@ -112,6 +112,6 @@ def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
                 f"{size:,}; evaluate it again"
             )
         if figures.averaged_checkpoints > 1:
-            raise UserError(f"--figures {card.figures} is of averaged weights; evaluate the run without --average")
+            raise UserError(f"--figures {card.figures} is of averaged weights; evaluate it again, without --average")
     about = {"card": card, "name": name, "origin": run.origin, "num_parameters": size}
     return {**about, "figures": figures, "quality": quality}
