@@ -141,6 +141,7 @@ def test_training_learns(name: str, tokens: TokenSet, tmp_path: Path) -> None:
     assert nll[0] > 2.0 and nll[-1] < 1.4  # uniform is ln 11 = 2.40
     (evaluation,) = (record for record in records if record["kind"] == "evaluate")
     assert evaluation["nll_nats"] < 1.4 and evaluation["nll_bits"] == evaluation["nll_nats"] / math.log(2)
+    assert evaluation["tokens_seen"] == trainer.learner.tokens_seen
 
 
 def test_bad_weights_are_not_evaluated(tokens: TokenSet, tmp_path: Path) -> None:

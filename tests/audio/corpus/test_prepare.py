@@ -266,7 +266,9 @@ def test_other_split_settings_are_refused(tmp_path: Path) -> None:
     before = content(tmp_path / "data")
     with pytest.raises(UserError, match=r"split.by was file and is folder, split.valid was 0.3 and is 0.4"):
         _prepare(tmp_path / "audio", tmp_path / "data", DataConfig(split=SplitConfig(by="folder", valid=0.4, test=0.3)))
-    assert content(tmp_path / "data") == {**before, "unfinished": None}  # an empty folder
+    with pytest.raises(UserError, match=r"split.by was file and is order"):  # and not that a split would be empty
+        _prepare(tmp_path / "audio", tmp_path / "data", DataConfig(split=SplitConfig(by="order", valid=0.01, test=0.3)))
+    assert content(tmp_path / "data") == before
 
 
 def test_another_corpus_does_not_replace_the_first(corpus_dir: Path, tmp_path: Path) -> None:

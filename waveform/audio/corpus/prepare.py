@@ -102,13 +102,14 @@ def prepare(
         corpus.require(audio_dir, found, partial=partial)
         division = corpus.divide(audio_dir, found, config.split)
     wanted = _wanted(scan, division, corpus)
+    _read_previous(data_dir, division, wanted, audio_format)  # says first that the data set is another
     require_all_splits(division, [file.path for file in wanted])
     asked = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else config.labels
     paths = [*(file.path for file in wanted), *scan.refused]
     # Before anything is written, because a mistake in labels must leave no folder behind.
     labels = find_labels(asked, paths=paths, layout=division.layout, corpus=corpus)
     with _locked(data_dir):
-        old = _read_previous(data_dir, division=division, wanted=wanted, audio_format=audio_format)
+        old = _read_previous(data_dir, division, wanted, audio_format)
         label_source = _label_source(asked, old, data_dir)
         if asked is None:
             labels = find_labels(label_source, paths=paths, layout=division.layout, corpus=corpus)
@@ -226,7 +227,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 def _read_previous(
-    data_dir: Path, *, division: Division, wanted: dict[FoundFile, str], audio_format: AudioFormat
+    data_dir: Path, division: Division, wanted: dict[FoundFile, str], audio_format: AudioFormat
 ) -> Dataset | None:
     """Return the data set as it is, or None. Raises UserError if bringing it up to date would change its meaning."""
     if not is_dataset(data_dir):
