@@ -89,8 +89,9 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
     for request in requests:
         config = domain.compose(request)
         runs.append((request, config, typed(domain.train_config, config["train"], section="train")))
-        asked = [name for name in given_by(request.overrides) if name.startswith("train.evaluate_every")]
-        if asked and config["train"].get("evaluate_tokens") == 0:
+        given = given_by(request.overrides)
+        asked = [name for name in given if name.startswith("train.evaluate_every")]
+        if asked and config["train"].get("evaluate_tokens") == 0 and "train.evaluate_tokens" not in given:
             raise UserError(f"{asked[0]} is without effect while train.evaluate_tokens is 0; set that too")
         domain.refuse(request, config)
     first, shared, shared_train = runs[0]  # all have its data, device and patience
