@@ -25,6 +25,7 @@ from waveform.ranks.distributed import choose_device
 from waveform.runs.folder import Saved, read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import load_model, use_saved
+from waveform.runs.scoring import trained_on
 from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, table
@@ -253,7 +254,7 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
             "to the first [95% interval]": "-" if entry is entries[0] else against,
             "successes": _successes(entry),
             "parameters": f"{entry['num_parameters'] / 1e6:.2f} M",
-            "trained on": f"{entry['train_tokens_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
+            "trained on": trained_on(entry),
         }
         if len(entries) == 1:
             del row["to the first [95% interval]"]

@@ -77,6 +77,7 @@ def test_a_rate_that_is_not_a_whole_number(rate: Any, place: Path) -> None:
     [
         (np.ones(9, dtype=np.int16), r"audio of type int16; give floats in \[-1, 1\]"),
         (np.full(9, np.nan), "not finite"),
+        (np.full(9, 1e300), "not finite"),  # in fp32
         (np.zeros((9, 2)), "give mono samples"),
         (np.zeros(0), "give mono samples"),
     ],

@@ -106,7 +106,7 @@ class SoundContents(ReportContents):
         return others
 
     def settings(self, run: TrainedRun) -> dict[str, Any]:
-        # With the format that its data set was prepared with: training reads that, whatever is set. Its division too.
+        # With the format of its data set, and no division: training reads the data set as it is, whatever is set.
         data = {name: value for name, value in run.config.get("data", {}).items() if name not in ("split", "labels")}
         prepared_with = {name: value for name, value in vars(_on_audio(run).audio_format).items() if name in data}
         return run.config | {"data": {**data, **prepared_with}}

@@ -142,9 +142,11 @@ def finite_floats(audio: np.ndarray | Tensor) -> np.ndarray:
     samples = np.asarray(audio)
     if not np.issubdtype(samples.dtype, np.floating):
         raise UserError(f"audio of type {samples.dtype}; give floats in [-1, 1]")
+    with np.errstate(over="ignore"):
+        samples = samples.astype(np.float32)
     if not np.isfinite(samples).all():
         raise UserError("audio has samples that are not finite")
-    return samples.astype(np.float32)
+    return samples
 
 
 def check_amount(num: int, seconds: float, *, endless: bool) -> None:
