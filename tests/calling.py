@@ -56,14 +56,10 @@ def printed(*arguments: Any, main: Main = main) -> str:
     return out.getvalue()
 
 
-def mistake(
-    arguments: Sequence[Any], capsys: Capsys | None = None, *, main: Main = main, name: str = "waveform"
-) -> str:
-    """The one line that a mistaken command prints; with `capsys`, all that was printed before is dropped."""
+def mistake(arguments: Sequence[Any], *, main: Main = main, name: str = "waveform") -> str:
+    """The one line that a mistaken command prints."""
     with redirect_stderr(io.StringIO()) as said:
         code = main([str(argument) for argument in arguments])
-    if capsys is not None:
-        capsys.readouterr()
     err = said.getvalue().strip()
     assert code == 2 and err.startswith(f"{name} {arguments[0]}: "), err
     assert "Traceback" not in err and len(err.splitlines()) == 1, err

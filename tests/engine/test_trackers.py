@@ -124,12 +124,10 @@ def test_a_service_that_fails_ends_nothing(tmp_path: Path, monkeypatch: MonkeyPa
     assert read_metrics(tmp_path / "runs" / "run")[-1]["step"] == 4
 
 
-def test_what_is_not_installed_is_said_before_anything_is_written(
-    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
-) -> None:
+def test_what_is_not_installed_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     write_audio(tmp_path / "audio")
     monkeypatch.setattr("waveform.engine.trackers.find_spec", lambda name: None)
     command = ["train", str(tmp_path / "audio"), str(tmp_path / "run")]
-    assert 'pip install "waveform[wandb]"' in mistake([*command, "train.log=wandb"], capsys)
-    assert "train.log is 'nosuch'; choose tensorboard" in mistake([*command, "train.log=nosuch"], capsys)
+    assert 'pip install "waveform[wandb]"' in mistake([*command, "train.log=wandb"])
+    assert "train.log is 'nosuch'; choose tensorboard" in mistake([*command, "train.log=nosuch"])
     assert not (tmp_path / "run").exists()

@@ -103,13 +103,13 @@ def test_samples_are_drawn_with_the_weights_that_are_scored(
     assert len(seen) == 2
 
 
-def test_what_cannot_be_measured_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_what_cannot_be_measured_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = place / "run"
-    assert "--seed is only for --quality" in mistake(["evaluate", run, "--seed", 7], capsys)
-    assert "quality needs at least 3 samples" in mistake(["evaluate", run, "--quality", "--num", "2"], capsys)
-    assert "give 1 to 60" in mistake(["evaluate", run, "--quality", "--seconds", "0.5"], capsys)
-    assert "temperature" in mistake(["evaluate", run, "--quality", "--temperature", "-1"], capsys)
+    assert "--seed is only for --quality" in mistake(["evaluate", run, "--seed", 7])
+    assert "quality needs at least 3 samples" in mistake(["evaluate", run, "--quality", "--num", "2"])
+    assert "give 1 to 60" in mistake(["evaluate", run, "--quality", "--seconds", "0.5"])
+    assert "temperature" in mistake(["evaluate", run, "--quality", "--temperature", "-1"])
     monkeypatch.setattr(TokenDomain, "measure", None)  # refused before anything is scored
     for verb in ("evaluate", "compare"):
-        line = mistake([verb, run, "--quality", "--seconds", "3"], capsys)
+        line = mistake([verb, run, "--quality", "--seconds", "3"])
         assert "quality needs 32 real clips of 3 s, and a split of this data has 0" in line

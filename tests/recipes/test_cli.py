@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("wikitext103", "transformer_xl", marks=pytest.mark.slow),
     ],
 )
-def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: Capsys) -> None:
+def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path) -> None:
     source = write_source(recipe, tmp_path / "source")
     data, run_dir = tmp_path / "data", tmp_path / "runs" / "run"
     settings = ["corpus.check=false"]
@@ -111,7 +111,7 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_is_scored_as_it_was_trained(tmp_path: Path) -> None:
     """A run of train.state=carry carries memory from each document to the next, unless --protocol says otherwise."""
     data, carried, reset = tmp_path / "data", tmp_path / "carried", tmp_path / "reset"
     run("prepare", "folder", write_source("folder", tmp_path / "source"), data, "corpus.test=0.4")
@@ -125,9 +125,9 @@ def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: Capsys) -> No
     assert default["nats_per_token"] == carry["nats_per_token"] != utterance["nats_per_token"]
     assert default["state"] == carry["state"] == "by carry" and utterance["state"] == "by utterance"
     assert "pieces" in rows["state"]
-    assert "leave one of them out" in mistake(["evaluate", carried, "--rows", 4, "--protocol", "carry"], capsys)
-    assert "would be scored with state by carry and by utterance" in mistake(["compare", carried, reset], capsys)
-    assert "with --rows, which report has too" in mistake(["report", carried, reset], capsys)
+    assert "leave one of them out" in mistake(["evaluate", carried, "--rows", 4, "--protocol", "carry"])
+    assert "would be scored with state by carry and by utterance" in mistake(["compare", carried, reset])
+    assert "with --rows, which report has too" in mistake(["report", carried, reset])
     compared = figures_of(tmp_path / "compared.json", "compare", carried, reset, "--protocol", "utterance")
     assert compared[0]["nats_per_token"] == pytest.approx(utterance["nats_per_token"])
 
@@ -141,10 +141,10 @@ def test_a_run_that_has_the_setting_of_speech_resumes(place: Path, tmp_path: Pat
     run("evaluate", tmp_path / "run")
     run(*command, "train.max_steps=5")
     assert "finished: step 5" in capsys.readouterr().out and "sample_seconds" not in path.read_text()
-    assert "train.sample_seconds" in mistake([*command, "train.sample_seconds=1"], capsys)
-    assert "contains a run with a different configuration" in mistake([*command, "train.lr=1"], capsys)
+    assert "train.sample_seconds" in mistake([*command, "train.sample_seconds=1"])
+    assert "contains a run with a different configuration" in mistake([*command, "train.lr=1"])
     path.write_text(path.read_text().replace("  lr: ", "  lr: 1"))
-    assert "config.yaml has been changed" in mistake([*command, "train.max_steps=6"], capsys)
+    assert "config.yaml has been changed" in mistake([*command, "train.max_steps=6"])
 
 
 def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -191,10 +191,10 @@ def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, caps
     assert f"compressed {best['compressed']}, on the test split: {chosen['perplexity']:.4f}" in table
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "mine.png").write_text("a picture of mine")
-    line = mistake(["sweep", place / "run", "--compressed", "4", "--json", tmp_path / "mine.json"], capsys)
+    line = mistake(["sweep", place / "run", "--compressed", "4", "--json", tmp_path / "mine.json"])
     assert "mine.png exists" in line and (tmp_path / "mine.png").read_text() == "a picture of mine"
-    assert "--memory is '8;9'" in mistake(["sweep", place / "run", "--memory", "8;9"], capsys)
-    assert "name the sizes" in mistake(["sweep", place / "run"], capsys)
+    assert "--memory is '8;9'" in mistake(["sweep", place / "run", "--memory", "8;9"])
+    assert "name the sizes" in mistake(["sweep", place / "run"])
     result = sweep(place / "run", compressed="4,8", memory="8,16", show_progress=False)
     assert [(entry["compressed"], entry["memory"]) for entry in result["sizes"]] == [(4, 8), (4, 16), (8, 8), (8, 16)]
 
@@ -210,7 +210,7 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: Cap
     assert dynamic["perplexity"] < 0.9 * plain["perplexity"]
     assert dynamic["perplexity_by_frequency"].keys() == plain["perplexity_by_frequency"].keys()
     assert f"dynamic, adam at 0.001: {dynamic['perplexity']:.4f}" in capsys.readouterr().out
-    assert "--dynamic-lr is -1.0; it must be 0 or more" in mistake([*arguments[:3], "--dynamic-lr", "-1"], capsys)
+    assert "--dynamic-lr is -1.0; it must be 0 or more" in mistake([*arguments[:3], "--dynamic-lr", "-1"])
     continued = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "continued"]
     own = figures_of(tmp_path / "own.json", *continued)["dynamic"]
     given = figures_of(tmp_path / "given.json", *continued, "--dynamic-lr", "1e-3")["dynamic"]
@@ -236,10 +236,10 @@ def test_analyse(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     regions = run_figures["attention_by_position"]["regions"]
     assert (regions["compressed"]["slots"], regions["memory"]["slots"]) == (12, 8)
     assert run_figures["attention_by_head"]["buckets"][-1]["to"] == 16 + 8 + 2 * 12 - 1
-    assert "is not a .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
+    assert "is not a .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"])
 
 
-def test_samples_continue_held_out_documents(place: Path, capsys: Capsys) -> None:
+def test_samples_continue_held_out_documents(place: Path) -> None:
     """The prefix is the document's, then what the first one's gives as a prompt, others drawn apart, then the truth."""
     sample = partial(printed, "sample", place / "run")
     lines = sample("--documents", 3, "--prefix", 9, "--tokens", 5, "--split", "valid", "--seed", 4).splitlines()
@@ -262,8 +262,8 @@ def test_samples_continue_held_out_documents(place: Path, capsys: Capsys) -> Non
     whole = sample("--documents", 1, "--prefix", 10**6, "--tokens", 1, "--split", "valid")
     assert whole.endswith("=== as it goes on\n\n\n")  # all of it is read, and nothing follows
     both = ["sample", place / "run", "--documents", 1, "--prompt", "kaka"]
-    assert "--prompt and --documents both" in mistake(both, capsys)
-    assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0], capsys)
+    assert "--prompt and --documents both" in mistake(both)
+    assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0])
 
 
 def test_samples_depend_on_prompt_and_seed_alone(place: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -320,16 +320,16 @@ MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
 
 
 @pytest.mark.parametrize(("command", "says"), MISTAKES)
-def test_a_mistake_is_one_line(command: str, says: str, place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_mistake_is_one_line(command: str, says: str, place: Path, tmp_path: Path) -> None:
     before = sorted(place.rglob("*"))
-    assert says in mistake(words(command, place, tmp_path), capsys)
+    assert says in mistake(words(command, place, tmp_path))
     assert sorted(place.rglob("*")) == before
     assert not [path for path in tmp_path.rglob("*") if path.name != ".train.lock" and path.is_file()]
     assert not (tmp_path / "d").exists() and not list(tmp_path.glob("*.partial"))
 
 
 @pytest.mark.slow
-def test_a_page_of_two_runs(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_page_of_two_runs(place: Path, tmp_path: Path) -> None:
     """Of words, without players."""
     page, marked = tmp_path / "page.html", tmp_path / "<b>a"
     run("train", place / "data", marked, "preset=smoke", "seed=1", *SHORT)
@@ -346,24 +346,24 @@ def test_a_page_of_two_runs(place: Path, tmp_path: Path, capsys: Capsys) -> None
     assert len(figures["comparison"]) == len(figures["by_place"]) == len(figures["attention"]) == 2
     assert figures["by_place"][0]["edges"][:3] == [0, 64, 128]
     before = content(place / "run")
-    assert "is named twice" in mistake(["report", place / "run", place / "run"], capsys)
+    assert "is named twice" in mistake(["report", place / "run", place / "run"])
     config = place / "run" / "config.yaml"
-    assert f"{config} exists, and is not a page" in mistake(["report", place / "run", "--out", config], capsys)
+    assert f"{config} exists, and is not a page" in mistake(["report", place / "run", "--out", config])
     run("report", place / "run", "--documents", 0, "--out", page)  # its own is replaced
-    assert "--tokens is 0" in mistake(["report", place / "run", "--tokens", 0], capsys)
+    assert "--tokens is 0" in mistake(["report", place / "run", "--tokens", 0])
     assert content(place / "run") == before
 
 
-def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path, capsys: Capsys) -> None:
+def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path) -> None:
     data, run_dir = tmp_path / "data", tmp_path / "run"
     run("prepare", "text8", write_source("text8", tmp_path / "source"), data, "corpus.check=false")
     run("train", data, run_dir, "preset=smoke", *SHORT)
-    assert "contains 'K'" in mistake(["sample", run_dir, "--prompt", "Kaka"], capsys)
+    assert "contains 'K'" in mistake(["sample", run_dir, "--prompt", "Kaka"])
     (data / "tokenizer.json").write_text("{")
-    assert "tokenizer.json is damaged" in mistake(["sample", run_dir], capsys)
+    assert "tokenizer.json is damaged" in mistake(["sample", run_dir])
     data.rename(tmp_path / "moved")
-    assert "is gone" in mistake(["sample", run_dir], capsys)
-    assert "is gone" in mistake(["evaluate", run_dir], capsys)
+    assert "is gone" in mistake(["sample", run_dir])
+    assert "is gone" in mistake(["evaluate", run_dir])
 
 
 def test_validation_in_training_fills_its_rows(place: Path) -> None:

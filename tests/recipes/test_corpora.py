@@ -257,7 +257,7 @@ def test_the_licence_is_cut_off(tmp_path: Path, capsys: Capsys) -> None:
     assert sum(read_dataset(tmp_path / "whole").sources["bytes"].values()) > 3 * len("The licence.")
 
 
-def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path, capsys: Capsys) -> None:
+def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path) -> None:
     """Whole words, in any case, the longer of two first; what is counted is what is read."""
     write_folder(tmp_path / "books", {f"{split}/a.txt": "Bad, a badge: BAD-TEMPERED. badé" for split in SPLITS})
     (tmp_path / "words").write_text("bad\nbad-tempered\n\n")
@@ -267,8 +267,8 @@ def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path, capsys: C
     assert texts_of(data, "test") == {"test/a.txt": text} and data.sources["bytes"]["test"] == len(text.encode())
     (tmp_path / "words").write_text("\n")
     wrong = ["prepare", "folder", tmp_path / "books", tmp_path / "new"]
-    assert "has no words" in mistake([*wrong, f"corpus.replaced_words={tmp_path / 'words'}"], capsys)
-    assert "cannot read corpus.replaced_words" in mistake([*wrong, "corpus.replaced_words=nowhere"], capsys)
+    assert "has no words" in mistake([*wrong, f"corpus.replaced_words={tmp_path / 'words'}"])
+    assert "cannot read corpus.replaced_words" in mistake([*wrong, "corpus.replaced_words=nowhere"])
 
 
 def test_prepare_says_how_long_documents_are(tmp_path: Path, capsys: Capsys) -> None:

@@ -134,10 +134,10 @@ def nats_of_the_code(shape: Shape, ids: torch.Tensor, *, begin: int) -> float:
     return float(-log_p.gather(-1, ids[None, :, None]).mean())
 
 
-def test_without_text_the_run_can_be_sampled_from(source: Path, capsys: Capsys) -> None:
+def test_without_text_the_run_can_be_sampled_from(source: Path) -> None:
     run("import", source / "checkpoint", source / "run")
     run("sample", source / "run", "--tokens", "5")
-    assert "has no split 'test'" in mistake(["evaluate", source / "run"], capsys)
+    assert "has no split 'test'" in mistake(["evaluate", source / "run"])
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,14 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_in_weights(what: str, tmp_path: Path, capsys: Capsys) -> None:
+def test_mistakes_in_weights(what: str, tmp_path: Path) -> None:
     content, message = MISTAKES[what]
     write_checkpoint(tmp_path, word_shape())
     if isinstance(content, bytes):
         (tmp_path / "pytorch_model.bin").write_bytes(content)
     else:
         torch.save(content, tmp_path / "pytorch_model.bin")
-    assert message in mistake(["import", tmp_path, tmp_path / "run"], capsys)
+    assert message in mistake(["import", tmp_path, tmp_path / "run"])
     assert not (tmp_path / "run").exists()
 
 
@@ -238,17 +238,17 @@ CONFIG_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", CONFIG_MISTAKES)
-def test_mistakes_in_the_configuration(what: str, tmp_path: Path, capsys: Capsys) -> None:
+def test_mistakes_in_the_configuration(what: str, tmp_path: Path) -> None:
     changes, message = CONFIG_MISTAKES[what]
     write_checkpoint(tmp_path, word_shape(div_val=1) if what == "one table" else word_shape(), **changes)
-    assert message in mistake(["import", tmp_path, tmp_path / "run"], capsys)
+    assert message in mistake(["import", tmp_path, tmp_path / "run"])
 
 
-def test_other_mistakes(source: Path, capsys: Capsys) -> None:
+def test_other_mistakes(source: Path) -> None:
     checkpoint, run_dir = source / "checkpoint", source / "run"
 
     def message(*arguments: Any) -> str:
-        return mistake(["import", *arguments], capsys)
+        return mistake(["import", *arguments])
 
     line = message(source / "data", run_dir, "--vocabulary", checkpoint / "vocab.txt")
     assert "is not a file of weights, nor a folder with one of" in line
@@ -269,7 +269,7 @@ def test_other_mistakes(source: Path, capsys: Capsys) -> None:
     (checkpoint / "vocab.txt").unlink()
     assert "has no vocab.json or vocab.txt" in message(checkpoint, run_dir)
     prepare = ["prepare", "folder", texts, source / "new", f"corpus.vocabulary={fewer}"]
-    assert "holds words, but folder is read as bytes" in mistake(prepare, capsys)
+    assert "holds words, but folder is read as bytes" in mistake(prepare)
     assert not run_dir.exists()
 
 
@@ -315,18 +315,18 @@ def test_symbols_are_scored_as_by_the_code(symbols: tuple[str, Path, Shape, byte
     run("sample", place / "run", "--tokens", "9", "--prompt", "the s")
 
 
-def test_symbols_without_text(symbols: tuple[str, Path, Shape, bytes], capsys: Capsys) -> None:
+def test_symbols_without_text(symbols: tuple[str, Path, Shape, bytes]) -> None:
     _, place, _, text = symbols
     run("import", place / "checkpoint", place / "run")
     drawn = printed("sample", place / "run", "--tokens", 9, "--prompt", "the\ns")
     assert drawn.splitlines()[-1].startswith("thes")
-    assert "the prompt contains '%'" in mistake(["sample", place / "run", "--prompt", "%"], capsys)
+    assert "the prompt contains '%'" in mistake(["sample", place / "run", "--prompt", "%"])
     (place / "other").write_bytes(text + b"%" + text)
     vocabulary = f"corpus.vocabulary={place / 'checkpoint' / 'vocab.txt'}"
     prepare = ["prepare", "enwik8", place / "other", place / "new", "corpus.check=false", vocabulary]
-    assert f"byte {len(text):,} of other is b'%', which is not in the vocabulary" in mistake(prepare, capsys)
+    assert f"byte {len(text):,} of other is b'%', which is not in the vocabulary" in mistake(prepare)
     (place / "words.txt").write_text("<eos>\n<unk>\na")
     prepare[-1] = f"corpus.vocabulary={place / 'words.txt'}"
-    assert "holds words, but enwik8 is read as bytes" in mistake(prepare, capsys)
+    assert "holds words, but enwik8 is read as bytes" in mistake(prepare)
     (place / "checkpoint" / "vocab.txt").write_text("a\nb")
-    assert "has no space" in mistake(["import", place / "checkpoint", place / "run2"], capsys)
+    assert "has no space" in mistake(["import", place / "checkpoint", place / "run2"])

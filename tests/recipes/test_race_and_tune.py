@@ -46,11 +46,11 @@ def test_every_choice_of_a_space_can_be_trained(model: str) -> None:
     assert slots == [(32, 64), (32, 128), (64, 128)]
 
 
-def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_mistakes_get_one_line(data: Path, tmp_path: Path) -> None:
     race = ["race", data, tmp_path / "runs", *SHORT]
-    assert "name them with --models" in mistake([*race, "model=lstm"], capsys)
-    assert "--seeds is 0" in mistake([*race, "--seeds", 0], capsys)
-    assert "was prepared as folder, not as ptb" in mistake(["race", "ptb", *race[1:]], capsys)
-    assert "was prepared as folder, not as ptb" in mistake(["tune", "ptb", data, tmp_path / "search"], capsys)
-    assert "without a search space" in mistake(["tune", data, tmp_path / "search", "model=wavenet"], capsys)
+    assert "name them with --models" in mistake([*race, "model=lstm"])
+    assert "--seeds is 0" in mistake([*race, "--seeds", 0])
+    assert "was prepared as folder, not as ptb" in mistake(["race", "ptb", *race[1:]])
+    assert "was prepared as folder, not as ptb" in mistake(["tune", "ptb", data, tmp_path / "search"])
+    assert "without a search space" in mistake(["tune", data, tmp_path / "search", "model=wavenet"])
     assert not (tmp_path / "runs").exists()

@@ -130,7 +130,7 @@ def test_a_process_of_a_study_that_fails_is_named() -> None:
         Children(1).call("train", "nowhere")
 
 
-def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_mistakes_are_one_line(place: Path, tmp_path: Path) -> None:
     new, made = tmp_path / "new", place / "data"
     for settings, words in (
         ("corpus.keys=0", "corpus.keys is 0; it must be a whole number from 1"),
@@ -142,13 +142,13 @@ def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: Capsys) -> N
         ("corpus.keys=1000 corpus.values=1000", "at most 65,536 are possible"),
         ("corpus.check=false", "'corpus.check=false' is not a setting of prepare recall; its settings are corpus.keys"),
     ):
-        assert words in mistake(["prepare", "recall", new, *settings.split()], capsys)
-    assert "recall is generated and has no source" in mistake(["prepare", "recall", made, new], capsys)
-    assert "enwik8 needs two paths, SOURCE and DATA_DIR" in mistake(["prepare", "enwik8", new], capsys)
+        assert words in mistake(["prepare", "recall", new, *settings.split()])
+    assert "recall is generated and has no source" in mistake(["prepare", "recall", made, new])
+    assert "enwik8 needs two paths, SOURCE and DATA_DIR" in mistake(["prepare", "enwik8", new])
     published = ["evaluate", place / "transformer_xl", "--published-words"]
-    assert "the words of recall's test split were not published" in mistake(published, capsys)
-    assert "--seeds is 0" in mistake(["study", "recall", made, new, "--seeds", 0], capsys)
-    assert "is not a .png" in mistake(["evaluate", place / "transformer_xl", "--plot", tmp_path / "a.pdf"], capsys)
+    assert "the words of recall's test split were not published" in mistake(published)
+    assert "--seeds is 0" in mistake(["study", "recall", made, new, "--seeds", 0])
+    assert "is not a .png" in mistake(["evaluate", place / "transformer_xl", "--plot", tmp_path / "a.pdf"])
     assert not new.exists()
 
 

@@ -21,7 +21,7 @@ def test_topics_are_what_the_texts_are_about(tmp_path: Path, capsys: Capsys) -> 
     assert all(sum(topic["words"].values()) > 0.9 for topic in found)
     assert ", ".join(found[0]["words"]) in capsys.readouterr().out
     other = write_folder(tmp_path / "other", {"a.txt": "alone"})
-    assert "contains 1 .txt files" in mistake(["topics", other], capsys)
+    assert "contains 1 .txt files" in mistake(["topics", other])
     write_folder(other, {"a.txt": "of the", "b.txt": "of the"})
-    assert "no words that tell its documents apart" in mistake(["topics", other], capsys)
-    assert "--topics is 0" in mistake(["topics", tmp_path, "--topics", 0], capsys)
+    assert "no words that tell its documents apart" in mistake(["topics", other])
+    assert "--topics is 0" in mistake(["topics", tmp_path, "--topics", 0])

@@ -39,9 +39,9 @@ def test_evaluate_with_averaged_weights(txl: Path, tmp_path: Path, capsys: Capsy
     assert (last["averaged_checkpoints"], mean["averaged_checkpoints"]) == (1, 3)
     assert mean["nats_per_token"] != last["nats_per_token"]
     assert "with the mean weights of the last 3 checkpoints" in capsys.readouterr().out
-    said = mistake(["evaluate", txl, "--average", 4], capsys)
+    said = mistake(["evaluate", txl, "--average", 4])
     assert "has 3 complete checkpoints; train with train.keep_checkpoints=4" in said
-    assert "--average is 0" in mistake(["evaluate", txl, "--average", 0], capsys)
+    assert "--average is 0" in mistake(["evaluate", txl, "--average", 0])
 
 
 def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -53,7 +53,7 @@ def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: Capsys) -> N
     assert figures["contexts"][1]["times_slower"] > 8  # it reads 800 tokens for each, and a window is 16
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[-3:-1]] == ["-", "363"]
-    assert "--contexts is 'x'" in mistake(["speed", txl, "--contexts", "x"], capsys)
+    assert "--contexts is 'x'" in mistake(["speed", txl, "--contexts", "x"])
 
 
 def test_an_lstm_is_in_the_group_of_table_8(txl: Path, data: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -71,7 +71,7 @@ def test_an_lstm_is_in_the_group_of_table_8(txl: Path, data: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_ablations_train_and_are_scored(txl: Path, data: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_ablations_train_and_are_scored(txl: Path, data: Path, tmp_path: Path) -> None:
     for study in ("txl_shaw", "txl_transformer", "txl_learned_positions"):
         run("train", data, tmp_path / study, *SHORT, f"study={study}")
     slid = figures_of(tmp_path / "slid.json", "evaluate", tmp_path / "txl_transformer", "--stride", 4)
@@ -82,7 +82,7 @@ def test_ablations_train_and_are_scored(txl: Path, data: Path, tmp_path: Path, c
     figures = figures_of(tmp_path / "a.json", "analyse", *group, "--tokens", 6000, "--context-step", 16)
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 3
     assert list(figures["runs"][1]["attention_by_head"]["terms"]) == ["a", "b"]
-    assert "without memory" in mistake(["evaluate", txl, "--stride", 4], capsys)
+    assert "without memory" in mistake(["evaluate", txl, "--stride", 4])
     run("evaluate", tmp_path / "txl_learned_positions", "--stride", 4)
-    said = mistake(["evaluate", tmp_path / "txl_learned_positions", "--memory", 16], capsys)
+    said = mistake(["evaluate", tmp_path / "txl_learned_positions", "--memory", 16])
     assert "model.position=learned" in said and "set model.memory=0" in said

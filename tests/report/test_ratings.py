@@ -37,7 +37,7 @@ def test_the_command_takes_ratings_instead_of_runs(tmp_path: Path, capsys: pytes
     cli("report", "--ratings", write(tmp_path / "1.json", [("\x1b[31mct", 0, 4)]))
     printed = capsys.readouterr().out
     assert "\\x1b[31mct" in printed and "\x1b" not in printed  # a name must not steer the terminal
-    assert "name at least one run folder" in mistake(["report"], capsys)
+    assert "name at least one run folder" in mistake(["report"])
 
 
 @pytest.mark.parametrize(

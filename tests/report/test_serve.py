@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import waveform
-from tests.calling import Capsys, mistake
+from tests.calling import mistake
 from tests.faults.forks import wait_for
 from waveform.audio.wav import pcm_bytes
 from waveform.engine.sampler import SamplingConfig
@@ -132,16 +132,16 @@ def test_other_sites_are_refused(server: SoundServer) -> None:
     assert ask(server, "POST", "/sound?seconds=0.1", headers=own).status == 200
 
 
-def test_mistakes_on_the_command_line(speech: Path, server: SoundServer, capsys: Capsys) -> None:
+def test_mistakes_on_the_command_line(speech: Path, server: SoundServer) -> None:
     run = str(speech / "run")
-    assert "give another --port" in mistake(["serve", run, "--port", server.server_port], capsys)
+    assert "give another --port" in mistake(["serve", run, "--port", server.server_port])
     with pytest.raises(UserError, match="give another --port"):
         waveform.serve(run, ServeConfig(port=server.server_port))  # one run need not be in a list
-    assert "--port is 70000" in mistake(["serve", run, "--port", 70_000], capsys)
-    assert "--max-seconds is inf" in mistake(["serve", run, "--max-seconds", "inf"], capsys)
-    assert "--clients is 0" in mistake(["serve", run, "--clients", 0], capsys)
-    assert "stands twice" in mistake(["serve", run, run], capsys)
-    assert "no such run folder" in mistake(["serve", "nosuch"], capsys)
+    assert "--port is 70000" in mistake(["serve", run, "--port", 70_000])
+    assert "--max-seconds is inf" in mistake(["serve", run, "--max-seconds", "inf"])
+    assert "--clients is 0" in mistake(["serve", run, "--clients", 0])
+    assert "stands twice" in mistake(["serve", run, run])
+    assert "no such run folder" in mistake(["serve", "nosuch"])
 
 
 def test_the_page_draws_plays_and_saves(server: SoundServer, speech: Path, open_page: Callable[..., Any]) -> None:

@@ -142,13 +142,13 @@ def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(
     assert [path.name.endswith(".prepared") for path in tmp_path.iterdir()].count(True) == 1  # not in ./hf:/o
 
 
-def test_a_name_that_no_hub_has_is_one_line(hub: Path, capsys: Capsys) -> None:
-    assert "cannot download hf:/o/other: " in mistake(["sample", "hf://o/other", "--out", "wav"], capsys)
-    assert "cannot download hf:/a--b/c: " in mistake(["sample", "hf://a--b/c", "--out", "wav"], capsys)
-    assert "give hf://owner/name or hf://owner/name@revision" in mistake(["sample", "hf://other", "--out", "w"], capsys)
+def test_a_name_that_no_hub_has_is_one_line(hub: Path) -> None:
+    assert "cannot download hf:/o/other: " in mistake(["sample", "hf://o/other", "--out", "wav"])
+    assert "cannot download hf:/a--b/c: " in mistake(["sample", "hf://a--b/c", "--out", "wav"])
+    assert "give hf://owner/name or hf://owner/name@revision" in mistake(["sample", "hf://other", "--out", "w"])
 
 
-def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_hostile_folders_are_refused(place: Path, tmp_path: Path) -> None:
     config = json.loads((place / "hub" / HUB_CONFIG_FILE).read_text())
 
     def refusal(name: str, content: str) -> str:
@@ -157,7 +157,7 @@ def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: Capsys
         if name == "link":
             (copy / "model.safetensors").unlink()
             (copy / "model.safetensors").symlink_to(place / "hub" / "model.safetensors")
-        return mistake(["sample", copy, "--out", tmp_path / "wav"], capsys)
+        return mistake(["sample", copy, "--out", tmp_path / "wav"])
 
     for fields, reason in (
         ({"checkpoint": "../../step_1"}, "is not a configuration that `waveform export` wrote"),
@@ -172,15 +172,15 @@ def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: Capsys
     assert not (tmp_path / "wav").exists()
 
 
-def test_what_does_not_fit_is_one_line(speech: Path, place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_what_does_not_fit_is_one_line(speech: Path, place: Path, tmp_path: Path) -> None:
     export, hub = ["export", speech / "run", tmp_path / "new"], ["--format", "hub"]
-    assert "are for --format hub" in mistake([*export, "--licence", "mit"], capsys)
-    assert "leave out --optimiser" in mistake([*export, *hub, "--optimiser"], capsys)
+    assert "are for --format hub" in mistake([*export, "--licence", "mit"])
+    assert "leave out --optimiser" in mistake([*export, *hub, "--optimiser"])
     other = tmp_path / "other.json"
     entry = json.loads((place / "figures.json").read_text())
     for change in ({"step": 7}, {"train_seconds": 7.0}, {"averaged_checkpoints": 2}):  # the second is of another seed
         other.write_text(json.dumps(entry | change))
-        assert "evaluate it again" in mistake([*export, *hub, "--figures", other], capsys)
+        assert "evaluate it again" in mistake([*export, *hub, "--figures", other])
     for wrong in (
         [],
         {name: entry[name] for name in entry if name != "bits_per_token"},
@@ -188,6 +188,6 @@ def test_what_does_not_fit_is_one_line(speech: Path, place: Path, tmp_path: Path
         entry | {"quality": {"sets": [{"name": "real", "figures": [{"name": "pitch"}]}]}},
     ):
         other.write_text(json.dumps(wrong))
-        assert "is not a file that `waveform evaluate" in mistake([*export, *hub, "--figures", other], capsys)
-    assert "exists" in mistake(["export", speech / "run", place / "hub", *hub], capsys)
+        assert "is not a file that `waveform evaluate" in mistake([*export, *hub, "--figures", other])
+    assert "exists" in mistake(["export", speech / "run", place / "hub", *hub])
     assert not (tmp_path / "new").exists()

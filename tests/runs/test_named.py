@@ -86,14 +86,14 @@ def test_a_run_goes_on_from_a_bundled_one(bundled: str, speech: Path, tmp_path: 
     cli(*command, "train.max_steps=2")
 
 
-def test_what_needs_the_data_says_so(bundled: str, archived: Path, speech: Path, capsys: Capsys) -> None:
+def test_what_needs_the_data_says_so(bundled: str, archived: Path, speech: Path) -> None:
     shutil.copy(archived, "own.zip")
     for verb in ("evaluate", "compare", "analyse"):
-        line = mistake([verb, "own.zip"], capsys)
+        line = mistake([verb, "own.zip"])
         assert "own.zip comes without the data that it was trained on; evaluate, compare, analyse" in line
-    line = mistake(["train", speech / "data", "run", "--from", bundled, "--from-optimiser"], capsys)
+    line = mistake(["train", speech / "data", "run", "--from", bundled, "--from-optimiser"])
     assert "was exported without its optimiser; leave out --from-optimiser" in line and not Path("run").exists()
-    line = mistake(["export", bundled, "again.zip", "--optimiser"], capsys)
+    line = mistake(["export", bundled, "again.zip", "--optimiser"])
     assert "was exported without its optimiser itself; leave out --optimiser" in line and not Path("again.zip").exists()
 
 
@@ -124,14 +124,14 @@ def test_a_bundled_run_with_labels_is_scored_on_the_bundled_voices(capsys: Capsy
     assert "Version 2, June 1991" in (demo_voices_dir().parent / "LICENSE").read_text()
 
 
-def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: Capsys) -> None:
-    line = mistake(["sample", "nosuch", "--out", "wav"], capsys)
+def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str) -> None:
+    line = mistake(["sample", "nosuch", "--out", "wav"])
     assert line.endswith("no such run folder: nosuch; `train` makes one, and speech-en comes with waveform")
-    line = mistake(["train", "data", "run", "--from", "speech-em"], capsys)
+    line = mistake(["train", "data", "run", "--from", "speech-em"])
     assert line.endswith("speech-em; did you mean speech-en?")
-    assert "/dev/null is neither" in mistake(["sample", "/dev/null", "--out", "wav"], capsys)
+    assert "/dev/null is neither" in mistake(["sample", "/dev/null", "--out", "wav"])
     Path(bundled).mkdir()  # a folder comes before a bundled run
-    assert "speech-en is not a run" in mistake(["evaluate", bundled], capsys)
+    assert "speech-en is not a run" in mistake(["evaluate", bundled])
 
 
 def test_an_archive_with_its_optimiser_resumes(speech: Path, tmp_path: Path) -> None:
@@ -168,26 +168,26 @@ def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare", "sample", "export"])
-def test_a_run_of_an_unknown_kind_is_one_line(verb: str, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_of_an_unknown_kind_is_one_line(verb: str, speech: Path, tmp_path: Path) -> None:
     run = shutil.copytree(speech / "run", tmp_path / "run")
     edit_config(run, lambda config: config["dataset"]["modality"].update(kind="video"))
     more = {"compare": [speech / "run"], "sample": ["--out", tmp_path / "x"], "export": [tmp_path / "x.zip"]}
-    assert "nothing registered for data of the kind 'video'" in mistake([verb, run, *more.get(verb, ())], capsys)
+    assert "nothing registered for data of the kind 'video'" in mistake([verb, run, *more.get(verb, ())])
 
 
-def test_export_overwrites_nothing(speech: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_export_overwrites_nothing(speech: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    assert "exists; give a new name" in mistake(["export", speech / "run", tmp_path / "file"], capsys)
+    assert "exists; give a new name" in mistake(["export", speech / "run", tmp_path / "file"])
     assert (tmp_path / "file").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path) -> None:
     file = tmp_path / "text.zip"
     recipes.run("export", text / "run", file)
     sample = ["--prompt", "a", "--tokens", 8]
     own = recipes.printed("sample", text / "run", *sample)
     assert recipes.printed("sample", file, *sample) == own
-    assert "trained on; evaluate, compare, analyse and report take" in recipes.mistake(["evaluate", file], capsys)
+    assert "trained on; evaluate, compare, analyse and report take" in recipes.mistake(["evaluate", file])
     own = recipes.printed("evaluate", text / "run")
     assert recipes.printed("evaluate", file, "--data", text / "data") == own
     recipes.run("train", text / "data", tmp_path / "run", "--from", file, "train.max_steps=1")
@@ -288,9 +288,7 @@ _ATTACKS: dict[str, tuple[Attack, str]] = {
 
 
 @pytest.mark.parametrize("name", _ATTACKS)
-def test_a_hostile_archive_is_refused(
-    name: str, archived: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_hostile_archive_is_refused(name: str, archived: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     temporary, file = tmp_path / "temporary", tmp_path / "a" / "run.zip"
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     for folder in (temporary, file.parent):
@@ -298,7 +296,7 @@ def test_a_hostile_archive_is_refused(
     shutil.copy(archived, file)
     attack, says = _ATTACKS[name]
     attack(file)
-    line = mistake(["sample", file, "--out", tmp_path / "wav"], capsys)
+    line = mistake(["sample", file, "--out", tmp_path / "wav"])
     assert says in line and str(file) in line and gettempdir() + "/waveform-" not in line
     if "weights" not in name:  # these are seen once it is unpacked, and stay until this process ends
         assert not list(temporary.iterdir())

@@ -115,9 +115,7 @@ def test_resuming_does_not_need_the_other(other: Path, speech: Path, tmp_path: P
     assert tensors(tmp_path / "run", 5, "model")
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_again(
-    other: Path, speech: Path, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_a_run_killed_before_its_first_checkpoint_begins_again(other: Path, speech: Path, tmp_path: Path) -> None:
     shutil.copytree(speech / "run", tmp_path / "origin")
     command = ["train", other, tmp_path / "run", "--from", tmp_path / "origin", *_SCHEDULE]
     cli(*command)
@@ -127,24 +125,24 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     assert same(wanted, tensors(tmp_path / "run", 3, "model"))
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     cli("train", speech / "data", tmp_path / "origin", *SETTINGS, "train.max_steps=5")
-    assert "has been trained since, to step 5" in mistake(command, capsys)
+    assert "has been trained since, to step 5" in mistake(command)
 
 
-def test_what_does_not_fit_is_refused(go_on: GoOn, other: Path, speech: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_what_does_not_fit_is_refused(go_on: GoOn, other: Path, speech: Path, tmp_path: Path) -> None:
     run, data, named = tmp_path / "run", other, ["--from", speech / "run"]
-    line = mistake(["train", data, run, *named, "model.d_model=16", "model.norm=post"], capsys)
+    line = mistake(["train", data, run, *named, "model.d_model=16", "model.norm=post"])
     assert "model.d_model (was 8, is 16); model.norm (was 'pre', is 'post')" in line
-    line = mistake(["train", data, run, *named, "model=wavenet"], capsys)
+    line = mistake(["train", data, run, *named, "model=wavenet"])
     assert "model (was 'compressive_transformer', is 'wavenet')" in line
-    assert "--from names; give both" in mistake(["train", data, run, "--from-optimiser"], capsys)
-    assert "no such run folder" in mistake(["train", data, run, "--from", tmp_path / "nosuch"], capsys)
+    assert "--from names; give both" in mistake(["train", data, run, "--from-optimiser"])
+    assert "no such run folder" in mistake(["train", data, run, "--from", tmp_path / "nosuch"])
     assert not run.exists()
     go_on(run)
-    line = mistake(["train", data, run, *named, "--from-optimiser", *_SCHEDULE], capsys)
+    line = mistake(["train", data, run, *named, "--from-optimiser", *_SCHEDULE])
     assert "optimiser (was False, is True)" in line
-    line = mistake(["train", data, run, "--from", tmp_path, *_SCHEDULE], capsys)
+    line = mistake(["train", data, run, "--from", tmp_path, *_SCHEDULE])
     assert f"run (was '{speech / 'run'}', is '{tmp_path}')" in line
-    assert "did not begin from another one" in mistake(["train", speech / "data", speech / "run", *named], capsys)
+    assert "did not begin from another one" in mistake(["train", speech / "data", speech / "run", *named])
 
 
 def test_print_config_shows_what_is_taken_over(go_on: GoOn, tmp_path: Path, capsys: Capsys) -> None:
@@ -153,7 +151,7 @@ def test_print_config_shows_what_is_taken_over(go_on: GoOn, tmp_path: Path, caps
     assert shown["model"]["d_model"] == 8 and shown["origin"]["step"] == 4 and not (tmp_path / "run").exists()
 
 
-def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path) -> None:
     def command(data: Path) -> list[Any]:
         return ["train", data, tmp_path / f"run-{data.name}", "--from", text / "run", "train.max_steps=2"]
 
@@ -161,8 +159,8 @@ def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: Ca
     assert same(tensors(text / "run", 4, "model"), tensors(tmp_path / "run-data", 0, "model"))
     for name, settings in {"bytes": ["tokens=bytes"], "words": ["tokens=subwords", "vocab_size=270"]}.items():
         recipes("prepare", "folder", text / "texts", tmp_path / name, *(f"corpus.{s}" for s in settings))
-        assert "has a different vocabulary" in mistake(command(tmp_path / name), capsys)
-        line = mistake(["evaluate", text / "run", "--data", tmp_path / name], capsys)
+        assert "has a different vocabulary" in mistake(command(tmp_path / name))
+        line = mistake(["evaluate", text / "run", "--data", tmp_path / name])
         assert "has a different vocabulary" in line and "--from" not in line
 
 
@@ -179,15 +177,15 @@ def test_a_run_names_no_file_of_settings(tmp_path: Path) -> None:
 
 
 def test_audio_does_not_go_on_from_text_nor_text_from_audio(
-    other: Path, speech: Path, text: Path, tmp_path: Path, capsys: Capsys
+    other: Path, speech: Path, text: Path, tmp_path: Path
 ) -> None:
     write_audio(tmp_path / "voices" / "ann", seconds=0.05)
     labels = ["data.labels=folder", "data.split.test=0.27"]  # enough for a file in each split
     cli("prepare", tmp_path / "voices", tmp_path / "labelled", *labels)
     for data in (other, tmp_path / "labelled"):
-        line = mistake(["train", data, tmp_path / "run", "--from", text / "run"], capsys)
+        line = mistake(["train", data, tmp_path / "run", "--from", text / "run"])
         assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
         assert "labels" not in line
-    line = mistake(["train", text / "data", tmp_path / "t", "--from", speech / "run"], capsys)
+    line = mistake(["train", text / "data", tmp_path / "t", "--from", speech / "run"])
     assert "is a run on audio, not on text; name one on text, or begin without --from" in line
     assert not (tmp_path / "t").exists()

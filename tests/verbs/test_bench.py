@@ -84,11 +84,9 @@ def test_the_figures_are_there_and_sane(tmp_path: Path, capsys: Capsys, monkeypa
         (["--json", f"{__file__}/bench.json"], "test_bench.py is a file, not a folder"),
     ],
 )
-def test_a_mistake_is_one_line_before_any_work(
-    arguments: list[str], expected: str, capsys: Capsys, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_mistake_is_one_line_before_any_work(arguments: list[str], expected: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "run_in_child", lambda job: pytest.fail("work began"))
-    assert expected in mistake(["bench", *arguments], capsys)
+    assert expected in mistake(["bench", *arguments])
 
 
 def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
@@ -98,12 +96,12 @@ def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
     assert TrainConfig(**periods).chunks_of_update(0) == 1
 
 
-def test_a_device_that_cannot_be_used_is_one_line(capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
+def test_a_device_that_cannot_be_used_is_one_line(monkeypatch: MonkeyPatch) -> None:
     for device, module, reason in (("cuda", "cuda", "CUDA device"), ("mps", "backends.mps", "Apple GPU")):
         monkeypatch.setattr(f"torch.{module}.is_available", lambda: False)
-        assert f"no usable {reason}" in mistake(["bench", "--device", device], capsys)
+        assert f"no usable {reason}" in mistake(["bench", "--device", device])
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
-    assert "not on Apple's GPUs" in mistake(["bench", "--device", "mps"], capsys)
+    assert "not on Apple's GPUs" in mistake(["bench", "--device", "mps"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="start it without torchrun"), job(device="mps", timeout_s=1):
         pass

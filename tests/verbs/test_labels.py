@@ -136,11 +136,11 @@ def test_a_run_without_labels_is_compared_on_the_same_tokens(place: Path, bare: 
     assert [entry["label"] for entry in other["nll_by_label"]] == [entry["label"] for entry in again["nll_by_label"]]
 
 
-def test_runs_with_other_labels_of_the_same_audio_are_not_compared(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_runs_with_other_labels_of_the_same_audio_are_not_compared(place: Path, tmp_path: Path) -> None:
     rows = [f"{path.relative_to(place / 'audio')},x" for path in (place / "audio").rglob("*.wav")]
     (tmp_path / "l.csv").write_text("\n".join(["path,label", *rows]))
     cli("train", place / "audio", tmp_path / "run", *SETTINGS, f"data.labels={tmp_path / 'l.csv'}")
-    assert "different labels of the same utterances" in mistake(["compare", place / "run", tmp_path / "run"], capsys)
+    assert "different labels of the same utterances" in mistake(["compare", place / "run", tmp_path / "run"])
     cli("compare", place / "run", tmp_path / "run", "--data", place / "data")
 
 
@@ -169,7 +169,7 @@ def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: Cap
         cli("train", audio, tmp_path / name, *SETTINGS, *asked)
         assert "labels" not in config_of(tmp_path / name)["dataset"]
     cli(*train, "train.max_steps=10")
-    assert "data.labels" in mistake([*train[:-1], "train.max_steps=11"], capsys)
+    assert "data.labels" in mistake([*train[:-1], "train.max_steps=11"])
 
 
 def test_data_that_is_labelled_later(place: Path, bare: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -177,11 +177,11 @@ def test_data_that_is_labelled_later(place: Path, bare: Path, tmp_path: Path, ca
     shutil.copytree(bare, tmp_path, dirs_exist_ok=True)
     train = ["train", tmp_path / "data", tmp_path / "run", *SETTINGS]
     cli("prepare", place / "audio", tmp_path / "data", "data.labels=folder")
-    line = mistake([*train, "train.max_steps=8"], capsys)
+    line = mistake([*train, "train.max_steps=8"])
     assert "labelled since the run in" in line and "resume it with data.labels=none" in line
     cli(*train, "train.max_steps=8", "data.labels=none")
     assert "resumed at step 6" in capsys.readouterr().err
-    line = mistake(["train", place / "data", place / "run", *SETTINGS, "data.labels=none"], capsys)
+    line = mistake(["train", place / "data", place / "run", *SETTINGS, "data.labels=none"])
     assert "began with labels; leave out data.labels=none" in line
 
 
@@ -190,23 +190,23 @@ def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: Capsys) -
     common = ["sample", tmp_path / "run.zip", "--seconds", 0.01, "--out", tmp_path / "out"]
     cli(*common, "--label", "ümit")
     assert len(list((tmp_path / "out").iterdir())) == 1
-    assert "has no label 'x'; it has ann, bob b., ümit" in mistake([*common, "--label", "x"], capsys)
+    assert "has no label 'x'; it has ann, bob b., ümit" in mistake([*common, "--label", "x"])
     cli("evaluate", tmp_path / "run.zip", "--data", place / "data")
     assert re.search(r"^zoe +2 ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_run_goes_on_with_the_labels_that_it_has(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_goes_on_with_the_labels_that_it_has(place: Path, tmp_path: Path) -> None:
     go_on = ["train", place / "data", tmp_path / "same", "--from", place / "run", "train.max_steps=1"]
     cli(*go_on)
     assert find_saved(tmp_path / "same").config["dataset"]["labels"] == list(SPEAKERS)
-    refused = mistake([*go_on[:2], tmp_path / "other", *go_on[3:], "data.labels=none"], capsys)
+    refused = mistake([*go_on[:2], tmp_path / "other", *go_on[3:], "data.labels=none"])
     assert "was trained with 3 labels (ann, bob b., ümit), and this data has no labels" in refused
 
 
-def test_a_run_without_labels_goes_on_with_some(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_without_labels_goes_on_with_some(place: Path, tmp_path: Path) -> None:
     """It begins as it was, whatever the label, and learns how they differ."""
     go_on = ["train", place / "data", tmp_path / "new", "--from", place / "plain"]
-    refused = mistake([*go_on, "--from-optimiser"], capsys)
+    refused = mistake([*go_on, "--from-optimiser"])
     assert "knows no labels, and this data has 3 labels (ann, bob b., ümit); leave it out" in refused
     audio, rate_hz = soundfile.read(place / "audio" / "test" / "ann" / "a.wav")
 
@@ -222,7 +222,7 @@ def test_a_run_without_labels_goes_on_with_some(place: Path, tmp_path: Path, cap
     assert abs(ann - umit) > 1e-3
 
 
-def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "data", tmp_path / "data")
     train = ["train", tmp_path / "data", tmp_path / "run", *SETTINGS]
     cli(*train)
@@ -236,19 +236,19 @@ def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: Cap
     file.write_text(labels.replace(",ann", ",x").replace(",ümit", ",ann").replace(",x", ",ümit"))
     (cache,) = (path for path in tmp_path.iterdir() if path.name.endswith(".prepared"))
     cli("prepare", audio, cache)
-    assert "the data has changed since the run" in mistake([*new, "train.max_steps=9"], capsys)
+    assert "the data has changed since the run" in mistake([*new, "train.max_steps=9"])
     (audio / "train" / "ann").rename(audio / "train" / "eve")  # another name
     cli("prepare", audio, tmp_path / "data")
-    assert "the data has changed since the run" in mistake([*train, "train.max_steps=9"], capsys)
+    assert "the data has changed since the run" in mistake([*train, "train.max_steps=9"])
 
 
-def test_hostile_names_are_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_hostile_names_are_refused(place: Path, tmp_path: Path) -> None:
     """A run from an untrusted place cannot write elsewhere by its labels, which are in names of files."""
     shutil.copytree(place / "run", tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
     config.write_text(config.read_text().replace("- bob b.", "- ../../x"))
     common = ["sample", tmp_path / "run", "--out", tmp_path / "out", "--label", "each"]
-    assert "'../../x' is not a label" in mistake(common, capsys)
+    assert "'../../x' is not a label" in mistake(common)
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: Capsys)
         ("train data new train.label_dropout=1", "it must be at least 0 and below 1"),
     ],
 )
-def test_mistakes(command: str, says: str, place: Path, capsys: Capsys) -> None:
+def test_mistakes(command: str, says: str, place: Path) -> None:
     names = ("run", "plain", "audio", "data", "new", "o")
-    assert says in mistake([place / word if word in names else word for word in command.split()], capsys)
+    assert says in mistake([place / word if word in names else word for word in command.split()])
     assert not (place / "new").exists() and not (place / "o").exists()

@@ -72,11 +72,11 @@ def test_runs_of_other_chunks_are_scored_by_clip_too(place: Path, tmp_path: Path
     assert [entry["protocol"] for entry in entries] == ["clip", "clip"]
 
 
-def test_a_run_with_labels_is_refused(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
+def test_a_run_with_labels_is_refused(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     whole_of_six(monkeypatch)
     cli("train", place / "whole", tmp_path / "labelled", *SMALL)
     assert waveform.load(tmp_path / "labelled").labels == ["two"]  # the training split has no other
-    line = mistake(["compare", tmp_path / "labelled", "--published", "sc09"], capsys)
+    line = mistake(["compare", tmp_path / "labelled", "--published", "sc09"])
     assert "it reads labels (train with data.labels=none); prepare all" in line
 
 
@@ -95,31 +95,31 @@ def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) 
     assert figures["nats_per_token"] == pytest.approx(total / 2900, rel=1e-6)
 
 
-def test_other_figures_are_refused(place: Path, capsys: Capsys) -> None:
+def test_other_figures_are_refused(place: Path) -> None:
     compare = ["compare", "--published", "sc09"]
-    line = mistake([*compare, place / "on_part"], capsys)
+    line = mistake([*compare, place / "on_part"])
     assert "cannot stand beside the figures published for SC09 (the digits of Speech Commands v0.02): " in line
     assert "it was trained on 6 of its 38,908 recordings; prepare all of the corpus with --corpus sc09" in line
-    line = mistake([*compare, place / "on_whole", "--data", place / "part", "--protocol", "chunk"], capsys)
+    line = mistake([*compare, place / "on_whole", "--data", place / "part", "--protocol", "chunk"])
     assert "tested on 6 of its 38,908 recordings; protocol chunk is not clip;" in line
-    assert ": split valid is not test;" in mistake([*compare, place / "on_whole", "--split", "valid"], capsys)
-    line = mistake(["compare", place / "on_whole", "--published", "youtubemix"], capsys)
+    assert ": split valid is not test;" in mistake([*compare, place / "on_whole", "--split", "valid"])
+    line = mistake(["compare", place / "on_whole", "--published", "youtubemix"])
     differs = "data.piece_samples is 16000, not 131072; data.drop_rest"
     assert f"it was trained on other data than YouTubeMix; {differs}" in line
-    line = mistake(["compare", place / "on_whole", "--published", "vctk"], capsys)
+    line = mistake(["compare", place / "on_whole", "--published", "vctk"])
     assert "--published vctk: there are figures for sc09, youtubemix, beethoven" in line
 
 
-def test_a_run_that_began_with_other_weights_is_refused(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_that_began_with_other_weights_is_refused(place: Path, tmp_path: Path) -> None:
     as_sc09 = ["data.sample_rate_hz=16000", "data.quantiser=mu_law_floor", "data.normalise=clip"]
     divided = ["data.split.by=order", "data.split.valid=0.3", "data.split.test=0.3"]
     cli("prepare", place / "sc09", tmp_path / "own", *as_sc09, *divided)
     cli("train", tmp_path / "own", tmp_path / "before", *SMALL)
     more = [tmp_path / "run", "--from", tmp_path / "before", "data.labels=none", *SMALL]
     cli("train", place / "whole", *more)  # pieces and corpus may differ
-    line = mistake(["compare", tmp_path / "run", "--published", "sc09"], capsys)
+    line = mistake(["compare", tmp_path / "run", "--published", "sc09"])
     assert f"began with the weights of {tmp_path / 'before'}" in line and "trained on" not in line
-    line = mistake(["evaluate", tmp_path / "before", "--protocol", "clip"], capsys)
+    line = mistake(["evaluate", tmp_path / "before", "--protocol", "clip"])
     assert "--protocol clip is for data that is cut into clips, and that of" in line
 
 

@@ -116,18 +116,18 @@ def test_a_run_that_waited_for_a_core_is_warned_of() -> None:
     assert "waited for a core" in line and "(a 25%, d 50% of the time)" in line
 
 
-def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_mistakes_get_one_line(data: Path, tmp_path: Path) -> None:
     command = ["race", data, tmp_path / "runs", *STEPS]
-    assert "--seeds is 0" in mistake([*command, "--seeds", "0"], capsys)
-    assert mistake([*command, "--rows", "0"], capsys).endswith("--rows is 0; it must be a whole number of at least 1")
+    assert "--seeds is 0" in mistake([*command, "--seeds", "0"])
+    assert mistake([*command, "--rows", "0"]).endswith("--rows is 0; it must be a whole number of at least 1")
     for model in ("model=wavenet", "+model=wavenet"):
-        assert "name them with --models" in mistake([*command, model], capsys)
-    assert "wavnet" in mistake([*command, "--models", "wavnet"], capsys)
-    assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"], capsys)
+        assert "name them with --models" in mistake([*command, model])
+    assert "wavnet" in mistake([*command, "--models", "wavnet"])
+    assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"])
     chunks = "these runs would be scored with state by chunk of 256 and by chunk of 64"
-    assert chunks in mistake([*command[:3], "preset=demo", "train.state=chunk"], capsys)
-    assert "seed is 2147483648" in mistake([*command, "--seeds", "2", "seed=2147483647"], capsys)
-    assert "are both null; set one" in mistake([*command, "train.max_steps=null"], capsys)
+    assert chunks in mistake([*command[:3], "preset=demo", "train.state=chunk"])
+    assert "seed is 2147483648" in mistake([*command, "--seeds", "2", "seed=2147483647"])
+    assert "are both null; set one" in mistake([*command, "train.max_steps=null"])
     (tmp_path / "config.yaml").touch()
-    assert "is a run; give a folder for the race" in mistake(["race", data, tmp_path, *STEPS], capsys)
+    assert "is a run; give a folder for the race" in mistake(["race", data, tmp_path, *STEPS])
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

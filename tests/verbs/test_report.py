@@ -79,7 +79,7 @@ def test_runs_that_are_only_listened_to(place: Path, tmp_path: Path, monkeypatch
     assert "model.num_stacks" not in html
 
 
-def test_linear_prediction_alone_is_listened_to(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_linear_prediction_alone_is_listened_to(place: Path, tmp_path: Path) -> None:
     run, without, page = place / "ct", tmp_path / "without", tmp_path / "a.html"
     options = ["--real", 0, "--num", 1, "--seconds", 0.05, "--temperatures", 1, "--listen", "linear-prediction"]
     cli("report", run, "--out", page, *options)
@@ -87,7 +87,7 @@ def test_linear_prediction_alone_is_listened_to(place: Path, tmp_path: Path, cap
     assert labels == ["compressive_transformer", "linear-prediction"]
     assert len(own) == len(alone) == 1200 and alone.any() and not np.array_equal(own, alone)
     cli("train", place / "data", without, *settings("wavenet"), "model.prediction=none")
-    line = mistake(["report", without, "--out", tmp_path / "b.html", *options], capsys)
+    line = mistake(["report", without, "--out", tmp_path / "b.html", *options])
     assert "--listen linear-prediction is for runs with model.prediction=linear; leave it out" in line
 
 
@@ -145,5 +145,5 @@ def test_what_is_wrong_is_said_with_what_helps(nats: float, drawn: np.ndarray, s
         ("CT/nosuch", "no such run folder"),
     ],
 )
-def test_mistakes(arguments: str, says: str, place: Path, capsys: Capsys) -> None:
-    assert says in mistake(["report", *arguments.replace("CT", str(place / "ct")).split()], capsys)
+def test_mistakes(arguments: str, says: str, place: Path) -> None:
+    assert says in mistake(["report", *arguments.replace("CT", str(place / "ct")).split()])

@@ -179,9 +179,9 @@ def test_ctrl_c_ends_a_pipe_in_one_line(run_dir: Path, monkeypatch: MonkeyPatch,
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-def test_a_full_disk_behind_stdout_is_one_line(run_dir: Path, capsys: Capsys) -> None:
+def test_a_full_disk_behind_stdout_is_one_line(run_dir: Path) -> None:
     with open("/dev/full", "w") as full, redirect_stdout(full):
-        line = mistake(["sample", run_dir, "--out", "-"], capsys)
+        line = mistake(["sample", run_dir, "--out", "-"])
     assert line.startswith("waveform sample: cannot write stdout: the disk is full")
 
 
@@ -221,9 +221,9 @@ def nothing_is_drawn(monkeypatch: MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_drawn")
-def test_no_sound_device_is_one_line(run_dir: Path, sound_device: SoundDevice, capsys: Capsys) -> None:
+def test_no_sound_device_is_one_line(run_dir: Path, sound_device: SoundDevice) -> None:
     sound_device.refusal = sound_device.PortAudioError("Error querying device -1")
-    line = mistake(["sample", run_dir, "--play"], capsys)
+    line = mistake(["sample", run_dir, "--play"])
     assert "no sound device can be used (Error querying device -1)" in line and "--out - | aplay" in line
 
 
@@ -236,27 +236,27 @@ def test_no_sound_device_is_one_line(run_dir: Path, sound_device: SoundDevice, c
     ],
 )
 def test_a_missing_library_is_one_line(
-    module: str, says: str, run_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
+    module: str, says: str, run_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     (tmp_path / "sounddevice.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
-    line = mistake(["sample", run_dir, "--play"], capsys)
+    line = mistake(["sample", run_dir, "--play"])
     assert says in line and "--out - | aplay" in line
 
 
 @pytest.mark.usefixtures("sound_device", "nothing_is_drawn")
-def test_what_cannot_be_heard_is_refused(run_dir: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_what_cannot_be_heard_is_refused(run_dir: Path, tmp_path: Path) -> None:
     sample, files = ["sample", run_dir], ["--out", tmp_path / "o"]
-    assert "give --out DIR" in mistake(sample, capsys)
-    assert "take one sound, not 2" in mistake([*sample, "--out", "-", "--num", 2], capsys)
-    assert "take one sound, not 2" in mistake([*sample, *files, "--play", "--num", 2], capsys)
-    assert "--raw is for --out -" in mistake([*sample, *files, "--raw"], capsys)
-    assert "seconds is inf" in mistake([*sample, *files, "--seconds", "inf"], capsys)
-    many = mistake([*sample, *files, "--num", 10**12], capsys)  # before they are listed
+    assert "give --out DIR" in mistake(sample)
+    assert "take one sound, not 2" in mistake([*sample, "--out", "-", "--num", 2])
+    assert "take one sound, not 2" in mistake([*sample, *files, "--play", "--num", 2])
+    assert "--raw is for --out -" in mistake([*sample, *files, "--raw"])
+    assert "seconds is inf" in mistake([*sample, *files, "--seconds", "inf"])
+    many = mistake([*sample, *files, "--num", 10**12])  # before they are listed
     assert "memories of 1000000000000 rows would take" in many
     assert not list(tmp_path.iterdir())
     terminal, other = os.openpty()
     with os.fdopen(other, "w") as stdout, redirect_stdout(stdout):
-        assert "pipe it to a player" in mistake([*sample, "--out", "-"], capsys)
+        assert "pipe it to a player" in mistake([*sample, "--out", "-"])
     os.close(terminal)

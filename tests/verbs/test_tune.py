@@ -211,27 +211,27 @@ MISTAKES: list[tuple[str, str | None, str]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "text", "message"), MISTAKES)
-def test_mistakes(given: str, text: str | None, message: str, place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_mistakes(given: str, text: str | None, message: str, place: Path, tmp_path: Path) -> None:
     folder, *more = words(given, place, tmp_path)
     command = tune(place, Path(folder), *(space(tmp_path, text) if text else ()), *map(str, more))
-    assert message in mistake(command, capsys)
+    assert message in mistake(command)
     assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.slow
-def test_a_search_without_its_own_data_or_study(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_search_without_its_own_data_or_study(place: Path, tmp_path: Path) -> None:
     done = shutil.copytree(place / "done", tmp_path / "done")
     verb, _, *command = tune(place, done)
-    assert "no such folder" in mistake([verb, tmp_path / "gone", *command], capsys)
+    assert "no such folder" in mistake([verb, tmp_path / "gone", *command])
     other = prepared_tones(tmp_path, train=2, valid=2, test=2)
-    assert "its data has changed since" in mistake([verb, other, *command], capsys)
+    assert "its data has changed since" in mistake([verb, other, *command])
     (done / "study.db").write_bytes(b"no" * 5000)
-    assert "study.db cannot be used (file is not a database)" in mistake(tune(place, done), capsys)
+    assert "study.db cannot be used (file is not a database)" in mistake(tune(place, done))
 
 
-def test_without_optuna_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
+def test_without_optuna_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert 'pip install "waveform[tune]"' in mistake(["tune", tmp_path, tmp_path / "s"], capsys)
+    assert 'pip install "waveform[tune]"' in mistake(["tune", tmp_path, tmp_path / "s"])
 
 
 @pytest.mark.slow
@@ -257,13 +257,11 @@ def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_machines_begin_the_last_trial_at_once(
-    place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
-) -> None:
+def test_two_machines_begin_the_last_trial_at_once(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     ask = search.Study.ask
     monkeypatch.setattr(search.Study, "ask", lambda study: (ask(study), ask(study))[1])  # the other one is first
     out_dir, storage = tmp_path / "s", ["--storage", f"sqlite:///{tmp_path}/shared.db"]
-    assert "other machines run all that --trials allows" in mistake(tune(place, out_dir, *storage, trials=1), capsys)
+    assert "other machines run all that --trials allows" in mistake(tune(place, out_dir, *storage, trials=1))
     assert not any(out_dir.glob("trial-*"))
 
     monkeypatch.undo()
@@ -271,6 +269,6 @@ def test_two_machines_begin_the_last_trial_at_once(
     assert [entry["trial"] for entry in trials_of(out_dir)] == [1]
 
 
-def test_a_database_that_cannot_be_used(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_database_that_cannot_be_used(place: Path, tmp_path: Path) -> None:
     command = tune(place, tmp_path / "s", "--storage", "sqlite:////nowhere/of/all.db")
-    assert "the database of --storage cannot be used (unable to open database file)" in mistake(command, capsys)
+    assert "the database of --storage cannot be used (unable to open database file)" in mistake(command)

@@ -17,11 +17,11 @@ def call(children: Children, *arguments: str) -> None:
     run(*arguments, *(["--episodes", 4] if arguments[0] == "evaluate" else []))
 
 
-def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path, capsys: Capsys) -> None:
+def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path) -> None:
     """At the default preset: Transformer-XL sees 16 slots and its window of 8, rate 4 at least 40 steps."""
     agents = figure5._by_agent(OBJECT_MATCHING, ())
     assert figure5._task((), agents) == ("task.delay=24", "task.shortest_delay=0", "task.episode=192")
-    line = mistake(["study", "figure5", tmp_path / "a", "model.window=64", "train.chunk=64"], capsys)
+    line = mistake(["study", "figure5", tmp_path / "a", "model.window=64", "train.chunk=64"])
     assert "figure5 needs a delay" in line and not (tmp_path / "a").exists()
     for arguments, words in (
         (["figure5", "a", "b"], "has no data: give OUT_DIR alone"),
@@ -31,7 +31,7 @@ def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path, capsy
         (["figure5", "a", "model.memory=[2,4]"], "model.memory is [2, 4]; a study needs one number"),
         (["figure5", "a", "--envs", "x"], "--envs is for Gymnasium"),
     ):
-        assert words in mistake(["study", *arguments], capsys)
+        assert words in mistake(["study", *arguments])
 
 
 def slots_and_window(settings: Sequence[str]) -> tuple[int, int | None]:
@@ -79,7 +79,7 @@ def test_the_study_of_gymnasium_evaluates_in_other_environments(
     env = ["env=MiniGrid-Empty-5x5-v0", "env_options={disable_env_checker:true}"]
     study = ["study", "figure5", tmp_path / "out", "preset=smoke", "train.max_steps=2", *env]
     few = ["--seeds", 1, "--jobs", 1, "--agents", "rate_4", "lstm", "--envs"]
-    assert "env=CartPole-v1 shows other observations" in mistake([*study, *few, "CartPole-v1"], capsys)
+    assert "env=CartPole-v1 shows other observations" in mistake([*study, *few, "CartPole-v1"])
     assert not (tmp_path / "out").exists()
     run(*study, *few, others[0])
     run(*study, *few, *others)  # trained already, but not evaluated there

@@ -12,7 +12,7 @@ import pytest
 
 from recipes.reinforcement.environment_processes import EnvironmentProcesses
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
-from tests.recipes.calling import Capsys, figures_of, mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from waveform.engine.metrics import read_metrics
 from waveform.system.errors import Trouble, UserError
 
@@ -112,17 +112,17 @@ class TestDMLab:
         run("play", tmp_path / "whole", "--gif", tmp_path / "episode.gif", "--steps", 4)
         assert (tmp_path / "episode.gif").stat().st_size > 1000
 
-    def test_a_second_one_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    def test_a_second_one_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pytest.importorskip("recipes.reinforcement.dmlab").DMLab, "_made", True)
-        line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", "preset=paper"], capsys)
+        line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", "preset=paper"])
         assert line.endswith("a process can have only one DMLab; give env_processes=true, and each row has its own")
 
 
-def test_dmlab_missing_is_one_line(tmp_path: Path, capsys: Capsys) -> None:
+def test_dmlab_missing_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     for processes in ("true", "false"):
-        line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", f"env_processes={processes}"], capsys)
+        line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", f"env_processes={processes}"])
         assert "needs DeepMind Lab's Python module, deepmind_lab, which has to be built" in line
-    line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", "env_processes=4"], capsys)
+    line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", "env_processes=4"])
     assert line.endswith("Expected `bool | null`, got `int` - at `env_processes`")
     assert not (tmp_path / "a").exists()

@@ -112,22 +112,20 @@ def test_successes_are_of_the_episodes_whose_returns_count(runs: Path, monkeypat
         (["train", "rl", "a", "env=x", "task.delay=2"], "task.delay is a setting of the recipe object_matching"),
     ],
 )
-def test_bad_settings_are_one_line(
-    arguments: list[str], line: str, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
-) -> None:
+def test_bad_settings_are_one_line(arguments: list[str], line: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert line in mistake(arguments, capsys)
+    assert line in mistake(arguments)
     assert not any(tmp_path.iterdir())
 
 
 def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: Capsys) -> None:
-    assert "sample does not know runs of agents, and" in mistake(["sample", runs / "ct"], capsys)
-    assert "--rows is not for runs of agents" in mistake(["evaluate", runs / "ct", "--rows", 4], capsys)
-    assert "task.delay is -1" in mistake(["evaluate", runs / "ct", "--delays", 3, -1], capsys)
-    line = mistake(["evaluate", runs / "ct", "--envs", "CartPole-v1"], capsys)
+    assert "sample does not know runs of agents, and" in mistake(["sample", runs / "ct"])
+    assert "--rows is not for runs of agents" in mistake(["evaluate", runs / "ct", "--rows", 4])
+    assert "task.delay is -1" in mistake(["evaluate", runs / "ct", "--delays", 3, -1])
+    line = mistake(["evaluate", runs / "ct", "--envs", "CartPole-v1"])
     assert "was not trained in a Gymnasium environment; leave out --envs" in line
-    assert "--episodes is 0" in mistake(["evaluate", runs / "ct", "--episodes", 0], capsys)
-    assert "nothing would be drawn" in mistake(["play", runs / "ct"], capsys)
+    assert "--episodes is 0" in mistake(["evaluate", runs / "ct", "--episodes", 0])
+    assert "nothing would be drawn" in mistake(["play", runs / "ct"])
     capsys.readouterr()
     for verb, *more in (["report", "--out", runs / "page.html"], ["analyse"], ["export", runs / "x.zip"]):
         assert main([verb, *map(str, [runs / "ct", *more])]) == 2
@@ -138,28 +136,28 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: Capsys) -
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
 def test_a_file_that_cannot_be_written_is_refused_before_it_plays(
-    verb: str, runs: Path, capsys: Capsys, monkeypatch: MonkeyPatch
+    verb: str, runs: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipes.reinforcement.evaluation.play", lambda *_, **__: pytest.fail("it played"))
-    assert "is a folder" in mistake([verb, runs / "ct", "--json", runs], capsys)
+    assert "is a folder" in mistake([verb, runs / "ct", "--json", runs])
 
 
 @pytest.mark.parametrize("room, rows", [(100, 1), (10_000, 20)])
 def test_memories_beyond_this_machine_are_refused_before_they_are_made(
-    room: int, rows: int, runs: Path, monkeypatch: MonkeyPatch, capsys: Capsys
+    room: int, rows: int, runs: Path, monkeypatch: MonkeyPatch
 ) -> None:
     def require(num_bytes: int, *, what: str, remedy: str) -> None:
         if num_bytes > room:
             raise UserError(f"{what} would take too much; {remedy}")
 
     monkeypatch.setattr("waveform.engine.state_ram.require_ram", require)  # the machine's own limit is needed elsewhere
-    line = mistake(["evaluate", runs / "ct", "--episodes", 10], capsys)
+    line = mistake(["evaluate", runs / "ct", "--episodes", 10])
     assert f"the model's memories of {rows} rows would take" in line
 
 
-def test_gymnasium_missing_is_one_line(tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
+def test_gymnasium_missing_is_one_line(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("recipes.reinforcement.gymnasium_environments.find_spec", lambda name: None)
-    line = mistake(["train", "rl", tmp_path / "a", "env=CartPole-v1"], capsys)
+    line = mistake(["train", "rl", tmp_path / "a", "env=CartPole-v1"])
     assert line.endswith('needs gymnasium, which is not installed; install it with pip install "waveform[rl]"')
 
 
@@ -171,7 +169,7 @@ class TestGymnasium:
         pytest.importorskip("gymnasium")
         pytest.importorskip("minigrid")
 
-    def test_an_agent_trains_in_minigrid(self, tmp_path: Path, capsys: Capsys) -> None:
+    def test_an_agent_trains_in_minigrid(self, tmp_path: Path) -> None:
         run("train", "rl", tmp_path / "m", SMOKE, f"env={MEMORY}", "train.max_steps=2")
         assert figures_of(tmp_path / "m.json", "evaluate", tmp_path / "m", "--episodes", 2)["chances"] >= 2
         with pytest.raises(UserError, match=r"was not trained on object matching; leave out --delays"):
@@ -181,7 +179,7 @@ class TestGymnasium:
         assert [at["env"] for at in figures["by_env"]] == others
         ninth, own = (at["return_mean"] for at in figures["by_env"])
         assert own == figures["return_mean"] != ninth
-        line = mistake(["evaluate", tmp_path / "m", "--envs", "CartPole-v1"], capsys)
+        line = mistake(["evaluate", tmp_path / "m", "--envs", "CartPole-v1"])
         assert line.endswith(f"shows other observations, or takes other actions, than env={MEMORY}")
         run("play", tmp_path / "m", "--gif", tmp_path / "m.gif", "--steps", 3)
 
@@ -190,19 +188,19 @@ class TestGymnasium:
         make = partial(GymnasiumEnvironments, env, seed=3, rows=np.arange(3))
         assert check_restored(make, num_rows=3, num_steps=60, kept=40).observation.kind == kind
 
-    def test_an_environment_is_made_with_options(self, tmp_path: Path, capsys: Capsys) -> None:
+    def test_an_environment_is_made_with_options(self, tmp_path: Path) -> None:
         train = ["train", "rl", tmp_path / "m", SMOKE, f"env={MEMORY}", "train.max_steps=1"]
-        line = mistake([*train, "env_options={view:3}"], capsys)
+        line = mistake([*train, "env_options={view:3}"])
         assert "unexpected keyword argument 'view'" in line and line.endswith("check its name, package and options")
-        line = mistake([*train, "env_options={agent_view_size:2}"], capsys)
+        line = mistake([*train, "env_options={agent_view_size:2}"])
         assert "cannot make it (AssertionError); check its name" in line
         run(*train, "env_options={agent_view_size:3}")
         opened = open_agent(tmp_path / "m", env=f'{MEMORY} {{"agent_view_size": 3}}')
         assert opened.actors(2).environments.observation.shape == (3 * 3 * 3,)
 
-    def test_agents_may_have_the_first_actions_only(self, tmp_path: Path, capsys: Capsys) -> None:
+    def test_agents_may_have_the_first_actions_only(self, tmp_path: Path) -> None:
         train = ["train", "rl", tmp_path / "m", SMOKE, f"env={MEMORY}", "train.max_steps=1"]
-        assert mistake([*train, "env_actions=9"], capsys).endswith(f"env_actions is 9, but env={MEMORY} has 7 actions")
+        assert mistake([*train, "env_actions=9"]).endswith(f"env_actions is 9, but env={MEMORY} has 7 actions")
         run(*train, "env_actions=3")
         actors = open_agent(tmp_path / "m").actors(4)
         actors.collect(40)
@@ -248,7 +246,7 @@ class TestGymnasium:
         run("train", "rl", tmp_path / "run", SMOKE, "env=Stacked-v0", "train.max_steps=1")
 
     def test_a_run_has_nothing_imported_or_made_with_options_that_the_user_does_not_name(
-        self, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
+        self, tmp_path: Path, monkeypatch: MonkeyPatch
     ) -> None:
         (tmp_path / "agent").mkdir()
         (tmp_path / "agent" / "payload.py").write_text("import pathlib\npathlib.Path('RAN').touch()")
@@ -262,15 +260,15 @@ class TestGymnasium:
         evaluate, compare = ([verb, "agent/run", "--episodes", 1] for verb in ("evaluate", "compare"))
         edited(env="agent.payload:CartPole-v1")
         for command in (evaluate, compare, ["play", "agent/run", "--gif", "it.gif"]):
-            assert mistake(command, capsys).endswith("if you trust them, add --env agent.payload:CartPole-v1")
+            assert mistake(command).endswith("if you trust them, add --env agent.payload:CartPole-v1")
         assert not Path("RAN").exists()
         run(*evaluate, "--env", "agent.payload:CartPole-v1")
         assert Path("RAN").exists()
         edited(env="CartPole-v1", env_options={"sutton_barto_reward": True})
         named = 'CartPole-v1 {"sutton_barto_reward": true}'
-        assert mistake(evaluate, capsys).endswith(f"add --env '{named}'")
+        assert mistake(evaluate).endswith(f"add --env '{named}'")
         run(*evaluate, "--env", named)
-        line = mistake([*evaluate, "--env", "CartPole-v0"], capsys)
+        line = mistake([*evaluate, "--env", "CartPole-v0"])
         assert line.endswith(f"was trained in {named}; leave it out, or give --envs CartPole-v0")
 
     @pytest.mark.parametrize(
@@ -282,6 +280,6 @@ class TestGymnasium:
             ("Blackjack-v1", "shows observations of the kind Tuple; agents see images, small grids and real numbers"),
         ],
     )
-    def test_unfit_environments_are_one_line(self, env: str, line: str, tmp_path: Path, capsys: Capsys) -> None:
-        assert line in mistake(["train", "rl", tmp_path / "a", SMOKE, f"env={env}"], capsys)
+    def test_unfit_environments_are_one_line(self, env: str, line: str, tmp_path: Path) -> None:
+        assert line in mistake(["train", "rl", tmp_path / "a", SMOKE, f"env={env}"])
         assert not (tmp_path / "a").exists()
