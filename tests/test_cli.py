@@ -137,10 +137,12 @@ def test_dynamic_evaluation_is_printed(place: Path, tmp_path: Path, capsys: Caps
 
 @pytest.mark.slow
 def test_compare(place: Path, tmp_path: Path, capsys: Capsys) -> None:
-    data = prepared_tones(tmp_path, train=1, valid=1, test=5, seconds=0.1)  # five, for an interval
+    prepared_tones(tmp_path, train=1, valid=1, test=5, seconds=0.1)  # five, for an interval
     runs = [place / model for model in MODELS]
-    entries = figures_of(tmp_path / "c.json", "compare", *runs, "--data", data, "--plot", tmp_path / "c.png")
+    options = ["--data", tmp_path / "audio", "--plot", tmp_path / "c.png"]
+    entries = figures_of(tmp_path / "c.json", "compare", *runs, *options)
     out = capsys.readouterr().out
+    assert out.count("preparing ") == 1  # and not once for each run
     assert [entry["model"] for entry in entries] == list(MODELS)
     wavenet = entries[2]["nats_per_token"]
     for entry in entries:

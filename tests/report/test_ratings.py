@@ -31,6 +31,7 @@ def test_listeners_are_averaged_before_sounds(tmp_path: Path, capsys: pytest.Cap
     assert json.loads((tmp_path / "means.json").read_text()) == entries
     printed = capsys.readouterr().out
     assert "3.00 [1.70, 4.30]" in printed and "3 listeners" in printed
+    assert rate([first, tmp_path / "." / "1.json", first]) == rate([first])  # one listener, named again
 
 
 def test_the_command_takes_ratings_instead_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,11 @@ def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: Monkey
         ("train: {lr: fast}", "preset=mine: train.lr: give a number"),
         ("train: fast", "preset=mine: train is 'fast'; it needs settings by name"),
         ("models: [wavenet]", "'models' of a preset or study needs settings by name"),
+        (
+            "models: {wavnet: {}}",
+            "preset=mine has settings for 'wavnet', which is none of the models here; did you mean 'wavenet'",
+        ),
+        ("recipes: {ptb: {}}", "preset=mine has settings for 'ptb', which is none of the recipes here"),
         ("models: {lstm: {}}", "preset=mine has no sizes for model=wavenet; it has some for lstm"),
         ("defaults: [gone]", "preset=mine, model=wavenet: In 'preset/mine': Could not load 'preset/gone'"),
         ("defaults: [old]", "preset=mine: what it inherits is lost; remove '# @package _global_' from that"),

@@ -38,13 +38,14 @@ def rate(ratings: Sequence[Path | str], *, json_file: Path | str | None = None) 
     What several listeners said of one sound is averaged first; the 95% interval is over sounds, by Student's t. Raises
     UserError for a file that is not one of ratings, and if there are none.
     """
+    files = list(dict.fromkeys(map(Path, ratings)))
     by_sound: dict[tuple[str, str, int], list[int]] = {}  # (run, page, row) -> ratings
-    for path in ratings:
-        read = _read(Path(path))
+    for path in files:
+        read = _read(path)
         for one in read.ratings:
             by_sound.setdefault((one.run, read.sounds, one.row), []).append(one.rating)
     if not by_sound:
-        raise UserError(f"--ratings {ratings[0]} contains no ratings; rate in the page's blind mode, then export")
+        raise UserError(f"--ratings {files[0]} contains no ratings; rate in the page's blind mode, then export")
     entries = []
     for run in dict.fromkeys(run for run, _, _ in by_sound):
         of_run = [given for (name, _, _), given in by_sound.items() if name == run]
@@ -64,7 +65,7 @@ def rate(ratings: Sequence[Path | str], *, json_file: Path | str | None = None) 
         for entry in entries
     ]
     print("\n".join(table(["run", "mean rating [95% interval]", "sounds", "ratings"], rows)))
-    print(f"{counted(len(ratings), 'listener')}; 1 to 5, higher is better")
+    print(f"{counted(len(files), 'listener')}; 1 to 5, higher is better")
     write_json(json_file, entries)
     return entries
 

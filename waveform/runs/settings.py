@@ -82,8 +82,10 @@ def compose_family(
         raise UserError(f"preset={chosen['preset']}: what it inherits is lost; remove '# @package _global_' from that")
     OmegaConf.set_struct(config, True)
     for group, section in sections.items():
+        source = f"{group}={chosen[group]}"
+        _refuse_unknown_names(section, source, recipes=family.groups.get("recipe", {}))
         for settings in _layers(section, model=chosen["model"], recipe=chosen.get("recipe")):
-            _merge(family, config, settings, source=f"{group}={chosen[group]}")
+            _merge(family, config, settings, source=source)
     if not any_model:
         _require_sizes(family, sections["preset"], chosen)
     for override in parsed:
@@ -195,6 +197,20 @@ def _layers(section: Any, *, model: str, recipe: str | None) -> Iterator[dict[st
     yield _named(section, "models", model)
     if recipe is not None:
         yield from _layers(_named(section, "recipes", recipe), model=model, recipe=None)
+
+
+def _refuse_unknown_names(section: Any, source: str, *, recipes: Iterable[str]) -> None:
+    """Raises UserError if a section has settings for models or recipes that do not exist."""
+    for kind, known in (("models", model_names()), ("recipes", list(recipes))):
+        parts = section.get(kind)
+        for name, part in parts.items() if isinstance(parts, dict) else ():
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else "correct the name, or leave it out"
+                what = f"settings for {_shown(repr(name))}, which is none of the {kind}"
+                raise UserError(f"{source} has {what} here; {advice}")
+            if kind == "recipes" and isinstance(part, dict):
+                _refuse_unknown_names({"models": part.get("models")}, source, recipes=())
 
 
 def _named(section: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:

@@ -68,7 +68,11 @@ def open_runs(
     """Open runs, and the tokens that all are scored on. Raises UserError if these differ."""
     runs = [domain.load_to_score(run_dir, options, world=world) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
-    token_sets = [domain.open_split(run, data=data, split=options.split, show_progress=world.shows) for run in runs]
+    token_sets = [
+        # Data that is named is the same for all: what is said of it is said once.
+        domain.open_split(run, data=data, split=options.split, show_progress=world.shows and (i == 0 or data is None))
+        for i, run in enumerate(runs)
+    ]
     return runs, common_tokens(runs, token_sets, split=options.split)
 
 
