@@ -28,7 +28,7 @@ class TransformerXLConfig(TransformerConfig):
     """Fields of `model=transformer_xl`; the defaults are the 40M-parameter speech model."""
 
     d_feedforward: Width = 1792
-    memory: SlotsOfLayers = 1536  # slots, one step each; a list: of each layer
+    memory: SlotsOfLayers = 1536  # slots, one step each; a list: one number for each layer
     # relative; shaw | absolute | learned: for ablations (attention=reference only)
     position: Annotated[str, one_of(*ENCODINGS)] = "relative"
     # Of position=shaw: steps back from which all share a vector

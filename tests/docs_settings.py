@@ -28,8 +28,8 @@ HEAD = """# Settings
 
 Made by `python -m tests.docs_settings` from the dataclasses that hold the settings: do not edit it. Defaults are those
 of the fields; a preset sets many of them, and `train ... --print-config` prints what a run would have. Settings are
-given as `key=value` behind the paths. Besides those below there are `model`, `preset`, `study` and `seed`; agents of
-the recipe `rl` have `env`, `env_options`, `env_actions` and `env_processes`.
+given as `key=value` after the paths. There are also `model`, `preset`, `study` and `seed`; agents of the recipe `rl`
+have `env`, `env_options`, `env_actions` and `env_processes`.
 """
 SECTIONS: tuple[tuple[str, str, tuple[type, ...]], ...] = (
     ("Training", "train", (BaseTrainConfig,)),

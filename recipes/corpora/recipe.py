@@ -20,7 +20,7 @@ class CorpusConfig:
     """Settings of `prepare`."""
 
     check: bool = True  # refuse whatever differs from the published corpus; false: accept it, for example a slice
-    tokens: str | None = None  # another kind that the recipe has, such as subwords for `folder`; null: its own
+    tokens: str | None = None  # a different kind that the recipe offers, such as subwords for `folder`; null: its own
     # Subwords, if the text yields that many. The tokenizer makes a table of this size at once; no published vocabulary
     # has a million words.
     vocab_size: Annotated[int, whole_number(257, 2**20)] = 32_000
@@ -28,7 +28,7 @@ class CorpusConfig:
     valid: float = 0.05  # share held out for validation, if the corpus has no splits of its own
     test: float = 0.05  # the same for testing
     gutenberg: bool = False  # cut off the licence of Project Gutenberg around each file
-    replaced_words: str | None = None  # file of words, one a line, each of which becomes <DW>
+    replaced_words: str | None = None  # file with words, one per line, each of which becomes <DW>
 
     def __post_init__(self) -> None:
         check_rules(self, section="corpus")

@@ -41,7 +41,7 @@ class ObjectMatchingConfig:
     """Fields of `task` of the recipe object_matching."""
 
     objects: Annotated[int, whole_number(2, _MOST_OBJECTS)] = 8  # kinds of objects
-    delay: _Delay = 8  # steps of the way between the rooms, in which nothing is seen
+    delay: _Delay = 8  # steps of the corridor between the rooms, in which nothing is seen
     shortest_delay: _Delay | None = None  # each trial draws its delay from here to `delay`; null: always `delay`
     room: Annotated[int, _ROOM] = 3  # cells on each side of a room; odd, because the agent begins in the middle
     episode: Annotated[int, whole_number(1, 1 << 24)] = 180  # steps; 12 s of the original

@@ -32,12 +32,12 @@ class AudioFormat:
     range, for a quantiser or a scale that does not exist, and for `drop_rest` without pieces.
     """
 
-    sample_rate_hz: Annotated[int, _RATE] = 24_000  # to which everything is resampled
+    sample_rate_hz: Annotated[int, _RATE] = 24_000  # the rate to which all audio is resampled
     # mu_law | linear, to the nearest of 256 values; mu_law_floor | linear_floor: rounded down, as for published figures
     quantiser: Annotated[str, one_of(*_QUANTISERS)] = "mu_law"
     # none; clip: each utterance is scaled by its own range to -1..1, which looks ahead
     normalise: Annotated[str, one_of("none", "clip")] = "none"
-    # recordings are cut into utterances of so many samples, from which state begins anew; null: one utterance each
+    # recordings are cut into utterances of this many samples, each with a fresh state; null: one utterance each
     piece_samples: Annotated[int, _PIECE] | None = None
     drop_rest: bool = False  # leave out what remains of a recording after its last whole piece
 

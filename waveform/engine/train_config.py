@@ -32,10 +32,10 @@ _Timeout = Annotated[float, Rule(lambda value: 1 <= value <= 1e9, "it must be fr
 class BaseTrainConfig:
     """Fields of `train` of every run. A step is one chunk of every row; tokens of audio are samples."""
 
-    # Stop after so many steps, and let the learning rate follow them. null: no limit; it follows the clock, so a
-    # resumed run is not bit-identical to an uninterrupted one.
+    # Stop after this many steps; the learning rate follows them. null: no limit; the learning rate follows the clock,
+    # so a resumed run is not bit-identical to an uninterrupted one.
     max_steps: Annotated[int | None, _LIMIT] = 100_000
-    max_seconds: _Limit = None  # stop after so much time spent on training itself; null: no limit
+    max_seconds: _Limit = None  # stop after this much time spent on training itself; null: no limit
     count_waiting: bool = True  # whether training time includes waiting for a core that other programs use
     batch_size: _Count = 32  # rows (streams) over all processes
     chunk: Annotated[int, whole_number(1, _MAX_CHUNK)] = 3840  # tokens of each row in one step
@@ -44,7 +44,8 @@ class BaseTrainConfig:
     lr_floor: _FromZero = 1e-6  # learning rate at which warm-up begins and the cosine ends
     beta2: _Share = 0.999  # decay of Adam's second moment
     warmup_steps: _Steps = 4000
-    decay_steps: _Steps | None = None  # cosine length; null: what max_steps leaves; if that is null too, max_seconds
+    # length of the cosine; null: the steps that max_steps leaves after warm-up, or max_seconds if that is null too
+    decay_steps: _Steps | None = None
     lr_change_at: _Steps | None = None  # step from which the learning rate is lr_after (Figure 3's study); null: never
     lr_after: _FromZero = 0.0
     clip_norm: _Positive = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
@@ -52,10 +53,10 @@ class BaseTrainConfig:
     checkpoint_every: _Count = 1000  # steps
     keep_checkpoints: _Count = 2
     log_every: _Count = 20  # steps
-    # tensorboard | trackio | wandb | none: what shows curves and sounds, besides metrics.jsonl
+    # tensorboard | trackio | wandb | none: where to show curves and sounds, in addition to metrics.jsonl
     log: Annotated[str, one_of(*TRACKERS)] = "tensorboard"
     device: Annotated[str | None, _DEVICE] = None  # cpu | cuda | mps (Apple); null: a CUDA GPU if there is one
-    timeout_s: _Timeout = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
+    timeout_s: _Timeout = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives up the job
 
     # What `TrainConfig` makes settings of, where there is nothing to choose.
     state, sharding = "utterance", "none"
@@ -117,19 +118,19 @@ class BaseTrainConfig:
 class TrainConfig(BaseTrainConfig):
     """Fields of `train` of runs on a data set: those of every run, and these."""
 
-    # tokens of one forward and backward; null: the model's window, or the chunk
+    # tokens of one forward and backward pass; null: the model's window, or the chunk
     window: Annotated[int, whole_number(1)] | None = None
-    # when a row's state starts afresh
+    # when a row's state is reset
     state: Annotated[str, one_of("carry", "utterance", "chunk")] = "utterance"
-    loss_share: _Part = 1.0  # share of a window, its last part, that is learned from (half: Dai et al. 2019, Table 6)
+    loss_share: _Part = 1.0  # share of each window, at its end, that is learned from (half: Dai et al. 2019, Table 6)
     label_dropout: _Share = 0.1  # share of the labels that training reads as unknown, so that sampling needs none
     update_period: _Count = 4  # chunks per update late in training
-    update_period_from: _Steps = 60_000  # step from which update_period holds
+    update_period_from: _Steps = 60_000  # step from which update_period applies
     evaluate_every: _Count = 1000  # steps
-    # seconds of training itself, besides evaluate_every; null: by steps alone
+    # seconds of training itself between evaluations, in addition to evaluate_every; null: by steps alone
     evaluate_every_seconds: _Limit = None
-    # about how much of the validation split is scored, in pieces that are spread evenly over it, each from empty
-    # memories; null: all; 0: no evaluation
+    # about how many tokens of the validation split are scored, in pieces that are spread evenly over it, each from
+    # empty memories; null: all; 0: no evaluation
     evaluate_tokens: _Steps | None = 2_000_000
     # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
     precision: Annotated[str, one_of("auto", "fp32", "bf16")] = "auto"

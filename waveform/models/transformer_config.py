@@ -42,7 +42,7 @@ class TransformerConfig(LargeVocabularyConfig):
     num_heads: Width = 6
     d_feedforward: Width = 1024
     window: Annotated[int, whole_number(1, MAX_SLOTS)] = 768  # steps that attend to each other directly
-    memory: SlotsOfLayers = 768  # slots, one step each; a list: of each layer
+    memory: SlotsOfLayers = 768  # slots, one step each; a list: one number for each layer
     norm: Annotated[str, one_of("pre", "post", "both")] = "pre"  # pre: more stable when deep; post: as published
     attention: Annotated[str, one_of(*IMPLEMENTATIONS)] = "fused"  # fused | reference
     num_position_features: Annotated[int, _EVEN] = 64  # P, width of the sinusoidal encoding
@@ -119,7 +119,7 @@ class CompressiveTransformerConfig(TransformerConfig):
     compression_dilations: list[int] = field(default_factory=lambda: [1, 2])  # of compression=dilated, in steps
     # Whether dilated convolutions keep the number of steps; false: their kernels are 2, and steps are lost
     compression_padding: bool = True
-    # as_run: the loss of what was compressed also trains how keys and values are made, old and new
+    # as_run: the compression loss also trains keys and values, of old slots and of new ones
     compression_gradient: Annotated[str, one_of("intended", "as_run")] = "intended"
 
     def __post_init__(self) -> None:

@@ -53,7 +53,8 @@ class DataConfig:
     piece_samples: int | None = AudioFormat.piece_samples
     drop_rest: bool = AudioFormat.drop_rest
     # labels of utterances (speakers, words, classes), which models read and samples can be asked for: folder (the first
-    # folder's name), a CSV file of path,label, corpus (what `--corpus` tells), or none; null: as the data set has them
+    # folder's name), a CSV file of path,label, corpus (from the paths of `--corpus`), or none; null: those that the
+    # data set has
     labels: str | None = None
     # processes that decode; null: one for each core that this process may use
     num_workers: Annotated[int, whole_number(1)] | None = None
