@@ -3,10 +3,8 @@
 Also under torchrun.
 """
 
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from recipes.corpora.catalogue import RECIPES, recipe_names
 from waveform.cli import RUN_VERBS
@@ -29,14 +27,15 @@ settings, any number:
 for recall, which is generated:
   corpus.keys=16 corpus.values=8       facts, one value a key in each episode
   corpus.episode=640                   tokens of an episode
-  corpus.fillers=0.6                   share of these that tell nothing
+  corpus.fillers=0.6                   share of these that are fillers, which tell nothing
   corpus.train=4096 corpus.valid=128 corpus.test=2048 corpus.seed=0   episodes, and the seed that they come from
 Nothing is downloaded; an error names what was expected and where it is published.
 """
 _IMPORT_EPILOG = """\
-CHECKPOINT is a folder with model.safetensors, pytorch_model.bin or model.pt (or that file), beside a config.json with
-mem_len, clamp_len and the like, in the layout of Hugging Face's TransfoXLLMHeadModel or of kimiyoung's code. No code in
-it is run. The words are read from DATA_DIR, else from --vocabulary, else from CHECKPOINT's vocab.json or vocab.txt.
+CHECKPOINT is a folder with model.safetensors, pytorch_model.bin or model.pt (or such a file), and a config.json beside
+it with mem_len, clamp_len and the like, in the layout of Hugging Face's TransfoXLLMHeadModel or of kimiyoung's code. No
+code in it is run. The words are read from DATA_DIR, else from --vocabulary, else from CHECKPOINT's vocab.json or
+vocab.txt.
 
   python -m recipes prepare wikitext103 SOURCE data/wt103 corpus.vocabulary=CHECKPOINT/vocab.txt
   python -m recipes import CHECKPOINT runs/published --data data/wt103
@@ -48,25 +47,12 @@ train.batch_size=4 train.lr=1e-5
 """
 
 
-def without_recipe(arguments: Sequence[str]) -> list[str]:
-    """`train RECIPE DATA_DIR RUN_DIR`, as it was before data sets were asked for their recipe, without RECIPE.
-
-    Raises UserError for data of another recipe.
-    """
+def refuse_recipe(arguments: Sequence[str]) -> None:
+    """Raises UserError for `train RECIPE DATA_DIR RUN_DIR`, as it was before data sets were asked for their recipe."""
     verb, *rest = [*arguments[:4], "", "", "", ""][:4]
     paths = [text for text in rest if text and not text.startswith("-") and not is_setting(text)]
-    if verb not in ("train", "tune", "race") or len(paths) < 3 or paths[0] not in recipe_names():
-        return list(arguments)
-    drop = 2 if "--print-config" in arguments else 1
-    if drop == 1:
-        from waveform.engine.dataset import read_dataset  # here: other commands are parsed without it
-
-        prepared_as = read_dataset(Path(paths[1])).modality.get("recipe")
-        if prepared_as != paths[0]:
-            raise UserError(f"{paths[1]} was prepared as {prepared_as}, not as {paths[0]}; leave out {paths[0]}")
-    if os.environ.get("RANK", "0") == "0":
-        say(f"a data set knows its recipe: leave out {arguments[drop]}", sys.stderr)
-    return [*arguments[:drop], *arguments[drop + 1 :]]
+    if verb in ("train", "tune", "race") and len(paths) == 3 and paths[0] in recipe_names():
+        raise UserError(f"a data set knows its recipe; leave out {paths[0]}: {verb} {paths[1]} {paths[2]}")
 
 
 VERBS = (
@@ -90,7 +76,7 @@ VERBS = (
     ),
     Verb(
         "import",
-        "make a run of a published Transformer-XL's weights",
+        "turn the weights of a published Transformer-XL into a run",
         "recipes.verbs.import_run:import_run",
         (
             path("checkpoint", metavar="CHECKPOINT"),
@@ -107,7 +93,7 @@ VERBS = (
         "recipes.reinforcement.episode:draw_episode",
         (
             RUN_DIR,
-            path("--gif", "draw it as a moving picture", dest="gif_file", metavar="FILE.gif"),
+            path("--gif", "save it as an animated GIF", dest="gif_file", metavar="FILE.gif"),
             plot("draw its steps side by side"),
             number("--steps", "at most this many (default 60)", dest="num_steps"),
             ENV,
@@ -132,10 +118,10 @@ VERBS = (
                 nargs="+",
                 metavar="PATH",
             ),
-            number("--seeds", "runs of each setting (default 1; of recall 3)"),
+            number("--seeds", "runs of each setting (default 1; for recall 3)"),
             number("--jobs", "runs at a time, which share the CPU (default 2)"),
             ROWS,
-            Argument("--agents", "of figure5: train only these (default all)", nargs="+", metavar="NAME"),
+            Argument("--agents", "for figure5: train only these (default all)", nargs="+", metavar="NAME"),
             ENVS,
             path("--json", "write the figures there (default OUT_DIR/NAME.json)", dest="json_file", metavar="FILE"),
             plot("draw them there (default OUT_DIR/NAME.png)"),
@@ -145,7 +131,7 @@ VERBS = (
     ),
     Verb(
         "sweep",
-        "evaluate a run at several sizes of its memories, and the best of them on the test split: table, plot and JSON",
+        "evaluate a run at several sizes of its memories, then the best size on the test split: table, plot and JSON",
         "recipes.verbs.sweep:sweep",
         (
             RUN_DIR,
@@ -159,7 +145,7 @@ VERBS = (
     ),
     Verb(
         "speed",
-        "time a Transformer-XL against itself without carried memory, by context length",
+        "measure how much faster a Transformer-XL is scored because it carries memory, by context length",
         "recipes.verbs.speed:speed",
         (
             RUN_DIR,
@@ -187,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        arguments = without_recipe(arguments)
+        refuse_recipe(arguments)
     except UserError as error:
         say(f"recipes {arguments[0]}: {printable(str(error))}", sys.stderr)
         return error.exit_code

@@ -390,7 +390,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("train T/ T/r", ["is empty"]),
     ("prepare P/code T/d", ["no audio"]),
     ("prepare P/audio T/d seed=3", ["seed=3 is for training; prepare reads the settings of data: leave it out"]),
-    ("train P/data T/r preset=demo train.evaluate_every=3", ["without effect while train.evaluate_tokens is 0"]),
+    ("train P/data T/r preset=demo train.evaluate_every=3", ["no effect while train.evaluate_tokens is 0"]),
     ("train P/data T/r train.max_step=3", ["train.max_step", "did you mean", "train.max_steps"]),
     ("train P/data T/r seed=abc", ["seed", "abc"]),
     ("train P/data T/r train.lr=fast", ["train.lr", "fast"]),
@@ -423,8 +423,8 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("sample P/audio --out T/o", ["is not a run"]),
     ("evaluate P/wavenet --memory 5", ["no 'memory'"]),
     ("evaluate P/wavenet --dynamic-lr 0.1", ["--dynamic-lr", "give --dynamic too"]),
-    ("evaluate P/wavenet --stride 4 --protocol chunk", ["--stride begins each window anew"]),
-    ("evaluate P/wavenet --stride 4 --dynamic", ["--stride begins each window anew"]),
+    ("evaluate P/wavenet --stride 4 --protocol chunk", ["--stride begins each window with empty memories"]),
+    ("evaluate P/wavenet --stride 4 --dynamic", ["--stride begins each window with empty memories"]),
     ("analyse P/transformer_xl --tokens 100", ["--tokens 100", "at least 128"]),
     ("analyse P/wavenet --tokens 0", ["--tokens", "at least 1"]),
     ("analyse P/wavenet --json T/", ["--json", "is a folder"]),
@@ -457,10 +457,10 @@ def test_compare_refuses_runs_whose_state_is_reset_at_other_places(place: Path, 
     for run in runs[1:]:
         chunks = [*settings("wavenet"), "train.max_steps=1", "train.state=chunk", f"train.chunk={run.name}"]
         cli("train", place / "data", run, *chunks)
-    assert "would be scored with state by chunk of 64 and by utterance" in mistake(["compare", *runs[:2]])
+    assert "reset at different places, by chunk of 64 and by utterance" in mistake(["compare", *runs[:2]])
     for options in ([], ["--protocol", "chunk"]):
         line = mistake(["compare", *runs[1:], *options])
-        assert "would be scored with state by chunk of 128 and by chunk of 64" in line
+        assert "reset at different places, by chunk of 128 and by chunk of 64" in line
     cli("compare", *runs, "--protocol", "utterance")
     page = ("--num", 0, "--real", 0, "--out", tmp_path / "page.html")
     (entry,) = figures_of(tmp_path / "page.json", "report", runs[1], *page)["comparison"]

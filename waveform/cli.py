@@ -16,17 +16,17 @@ settings (Hydra overrides), any number, after the paths:
   model.num_layers=4 model.compression=max seed=1             see --print-config for all of them
   data.labels=folder|FILE.csv|none                            speakers, words, ...: the first folder's name, or a CSV
                                                               of path,label; then sample ... --label NAME
-of text (`python -m recipes prepare` makes data sets of it):
+for text (`python -m recipes prepare` makes data sets of it):
   preset=paper|small|cpu|smoke    the papers' sizes; an hour on one GPU (default); a minute or two on a CPU; seconds
   preset=dai_12l|dai_18l|dai_24l|dai_standard|dai_base|dai_large|dai   Transformer-XL's own, each on some recipes
   study=table5_max                a row of the paper's tables, on top of preset=paper (recipes/conf/studies.yaml)
-of agents, which learn from rewards and have no data: SOURCE is object_matching or rl
+for agents, which learn from rewards and have no data: SOURCE is object_matching or rl
   train object_matching RUN_DIR task.delay=8 model=compressive_transformer|transformer_xl|lstm
   train rl RUN_DIR env=MiniGrid-MemoryS7-v0     (pip install "waveform[rl]")
   preset=paper|cpu|smoke    sizes of Rae et al. 2019, section 5.7; minutes on a CPU core (default); seconds
 A run folder that exists with the same settings is resumed.
 
-your own voice, from a run that exists (a preset sets the schedule; the model is that of the run):
+your own voice, beginning with a run that exists (a preset sets the schedule; the model is that of the run):
   waveform train MY_AUDIO RUN_DIR --from OTHER_RUN_DIR train.max_seconds=600 train.lr=1e-3
 
 several GPUs:
@@ -68,9 +68,9 @@ RUN_VERBS = (
         (
             _SOURCE,
             path("out_dir", "where the search and its runs are kept; continued if it exists", metavar="DIR"),
-            Argument("--budget", "training of each trial, for example 90s, 10min (default) or 1h", metavar="TIME"),
-            number("--trials", "how many in all (default 20)"),
-            number("--seed", "of the search (default 0)"),
+            Argument("--budget", "training time of each trial, for example 90s, 10min (default) or 1h", metavar="TIME"),
+            number("--trials", "number of trials in all (default 20)"),
+            number("--seed", "seed of the search (default 0)"),
             path(
                 "--space", "what to search, if not what comes with the model (docs/performance.md)", metavar="FILE.yaml"
             ),
@@ -79,8 +79,8 @@ RUN_VERBS = (
             ),
             common.JSON,
             common.overrides(
-                "model=wavenet train.batch_size=8; settings given here stay fixed; the default preset is demo, of text "
-                "cpu"
+                "model=wavenet train.batch_size=8; settings given here stay fixed; the default preset is demo, and cpu "
+                "for text"
             ),
             common.CONFIG_DIR,
         ),
@@ -100,7 +100,7 @@ RUN_VERBS = (
             ),
             decimal(
                 "--dynamic-lr",
-                "default: 3e-2 with sgd, 3e-5 with adam; with continued, that of training where it ended",
+                "default: 3e-2 with sgd, 3e-5 with adam; with continued, the last learning rate of training",
                 metavar="LR",
             ),
             *common.QUALITY,
@@ -123,12 +123,12 @@ RUN_VERBS = (
             ),
             switch("--raw", "with --out -: 16-bit PCM without a WAV header"),
             switch("--play", "play it as it is drawn; needs waveform[play]"),
-            number("--num", "how many, generated side by side (default 1)"),
-            decimal("--seconds", "length of each (default 1); inf with --play or --out -", metavar="S"),
+            number("--num", "number of sounds, generated side by side (default 1)"),
+            decimal("--seconds", "length of each sound (default 1); inf with --play or --out -", metavar="S"),
             common.TEMPERATURE,
             number("--top-k", "draw from the K most probable classes only", metavar="K"),
             decimal(
-                "--top-p", "draw from the fewest classes that reach probability P (default of text: 0.98)", metavar="P"
+                "--top-p", "draw from the fewest classes that reach probability P (default for text: 0.98)", metavar="P"
             ),
             common.SEED,
             Argument(
@@ -138,11 +138,11 @@ RUN_VERBS = (
             ),
             path("--prime", "audio that every sample begins with and continues", metavar="FILE"),
             switch("--int8", "8-bit weights on a CPU: faster; prints what it costs in NLL"),
-            Argument("--prompt", "of text: what to continue (default: nothing)", metavar="TEXT|FILE"),
-            number("--documents", "of text: continue N held-out documents instead"),
+            Argument("--prompt", "for text: what to continue (default: nothing)", metavar="TEXT|FILE"),
+            number("--documents", "for text: continue N held-out documents instead"),
             number("--prefix", "with --documents: tokens of each that are read (default 512)"),
             common.SPLIT,
-            number("--tokens", "of text: how many (default 512)", dest="num_tokens"),
+            number("--tokens", "for text: number of tokens to generate (default 512)", dest="num_tokens"),
             common.DEVICE,
         ),
         report="waveform.command.outcome:print_text",
@@ -165,13 +165,14 @@ RUN_VERBS = (
             Argument("--trained-on", "for the card: the data, in words", metavar="TEXT"),
             path("--figures", "for the card: what `evaluate --json` wrote of this run", metavar="FILE"),
             switch(
-                "--optimiser", "include what only training needs, to resume it; the file is three to ten times as large"
+                "--optimiser",
+                "include the optimiser's state, to resume training; the file is three to ten times as large",
             ),
         ),
     ),
     Verb(
         "compare",
-        "compare runs on the same held-out data: NLL, difference to WaveNet (or the first run), size and speed",
+        "compare runs on the same held-out data: NLL, difference from WaveNet (or the first run), size and speed",
         OF_DOMAIN,
         (
             common.RUN_DIRS,
@@ -201,7 +202,7 @@ RUN_VERBS = (
                 nargs="+",
                 metavar="NAME",
             ),
-            number("--seeds", "trainings of each model (default 1)"),
+            number("--seeds", "seeds that each model is trained with (default 1)"),
             common.ROWS,
             common.JSON,
             common.plot("draw validation NLL in training, and test NLL against parameters"),
@@ -217,9 +218,7 @@ RUN_VERBS = (
             common.RUN_DIRS,
             common.DATA,
             common.SPLIT,
-            number(
-                "--tokens", "tokens that each run reads at most for each figure (default 200000)", dest="max_tokens"
-            ),
+            number("--tokens", "most tokens that each run reads for a figure (default 200000)", dest="max_tokens"),
             number("--context-step", "tokens from one context length to the next"),
             *common.MEMORIES,
             common.plot("draw the figures there"),
@@ -236,7 +235,7 @@ RUN_VERBS = (
             path("--out", "the page (default report.html)", metavar="FILE.html"),
             path(
                 "--listen",
-                "further runs, at the same rate, of which only sounds are shown; linear-prediction: what the "
+                "other runs at the same sample rate, of which only sounds are shown; linear-prediction: what the "
                 "predictors draw alone",
                 nargs="+",
                 metavar="RUN_DIR",
@@ -244,18 +243,18 @@ RUN_VERBS = (
             number("--num", "sounds of each run at each temperature (default 2)"),
             decimal("--seconds", "length of each sound (default 2)", metavar="S"),
             number("--real", "recordings whose beginnings every run continues (default 4)"),
-            decimal("--temperatures", "of audio: default 1 0.9; continuations use the first", nargs="+", metavar="T"),
-            number("--quality", "of audio: measure the quality of N sounds of each run (default 0: none)"),
-            number("--documents", "of text: held-out documents that every run continues (default 3)"),
-            number("--prefix", "of text: tokens of each document that are read (default 512)"),
-            decimal("--temperature", "of text (default 1)", metavar="T"),
+            decimal("--temperatures", "for audio: default 1 0.9; continuations use the first", nargs="+", metavar="T"),
+            number("--quality", "for audio: measure the quality of N sounds of each run (default 0: none)"),
+            number("--documents", "for text: held-out documents that every run continues (default 3)"),
+            number("--prefix", "for text: tokens of each document that are read (default 512)"),
+            decimal("--temperature", "for text (default 1)", metavar="T"),
             common.SEED,
             common.DATA,
             common.SPLIT,
             common.ROWS,
             number(
                 "--tokens",
-                "of audio: samples to score, longest utterances first (default: all); of text: tokens to write "
+                "for audio: samples to score, longest utterances first (default: all); for text: tokens to write "
                 "(default 256)",
             ),
             common.JSON,
@@ -279,13 +278,13 @@ VERBS = (
         "waveform.verbs.prepare:prepare",
         (
             path("audio_dir", "a folder, nested or not, of wav, flac, ogg, opus, mp3, aiff", metavar="AUDIO_DIR"),
-            path("data_dir", "created, or brought up to date", metavar="DATA_DIR"),
+            path("data_dir", "the data set; created, or updated", metavar="DATA_DIR"),
             Argument(
                 "--corpus",
                 "AUDIO_DIR is this published corpus: sc09, youtubemix, beethoven, ljspeech, libritts or vctk",
                 metavar="NAME",
             ),
-            switch("--partial", "with --corpus: a part of it is enough"),
+            switch("--partial", "with --corpus: accept a part of it"),
             Argument(
                 "--executor",
                 "decode the files on this Dask cluster, whose workers must see both folders under the same paths",
@@ -301,7 +300,7 @@ VERBS = (
     *RUN_VERBS,
     Verb(
         "serve",
-        "serve a page on which runs on audio draw sounds while you listen (default: the runs that come with waveform)",
+        "serve a web page that plays sounds while runs generate them (default: the runs that come with waveform)",
         "waveform.verbs.serve:serve",
         (
             path("run_dirs", "the runs to choose from on the page", nargs="*", metavar="RUN_DIR"),

@@ -272,9 +272,9 @@ class TokenDomain(Domain):
             resets.add(f"chunk of {train['chunk']}" if protocol == "chunk" else protocol)
         if options.stride is None and len(resets) > 1:
             raise UserError(
-                f"these runs would be scored with state by {' and by '.join(sorted(resets))}; compare them with one "
-                "--protocol, texts also with --rows, which report has too, or train them with the same train.state and "
-                "train.chunk"
+                f"the state of these runs would be reset at different places, by {' and by '.join(sorted(resets))}; "
+                "give one --protocol, or --rows for text, which report takes too, or train them with the same "
+                "train.state and train.chunk"
             )
 
     def require_plot(self, run: TrainedRun) -> None:
@@ -337,7 +337,7 @@ def _domain_named(kind: str) -> Domain:
     found = entry_points(group=_GROUP, name=kind)
     if not found:
         known = ", ".join(sorted(entry_points(group=_GROUP).names))
-        raise UserError(f"there is nothing registered for data of the kind {kind!r}; known are {known}")
+        raise UserError(f"no installed package handles data of the kind {kind!r}; known kinds are {known}")
     domain: Domain = next(iter(found)).load()()
     return domain
 
@@ -383,6 +383,6 @@ def domain_of_runs(run_dirs: Sequence[Path | str]) -> TokenDomain:
     domain = any_domain_of_runs(run_dirs)
     if not isinstance(domain, TokenDomain):
         raise UserError(
-            f"only evaluate, compare and `python -m recipes play` know {domain.runs}, and {run_dirs[0]} is one of them"
+            f"{run_dirs[0]} is one of the {domain.runs}, which only evaluate, compare and `python -m recipes play` take"
         )
     return domain

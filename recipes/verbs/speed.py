@@ -35,7 +35,9 @@ def speed(
         contexts = numbers_from(contexts, option="--contexts", least=1, example="800,1800")
     check_files(json_file=json_file, plot_file=plot_file)
     if (name := load(run_dir, device=device).name) != "transformer_xl":
-        raise UserError(f"{run_dir} is a run of {name}; Table 9 compares Transformer-XL, model=transformer_xl")
+        raise UserError(
+            f"{run_dir} is a run of {name}; speed needs one of Transformer-XL, as Table 9 has (model=transformer_xl)"
+        )
     entries = [_measure(run_dir, length, device=device) for length in contexts]
     rows = [
         {

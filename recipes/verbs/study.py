@@ -40,7 +40,7 @@ def study(
     chosen = find_study(name) if has_data else None
     for option in ("agents", "envs") if has_data else ("rows", "config_dir"):
         if getattr(config, option):
-            raise UserError(f"study {name} does not know --{option.replace('_', '-')}; leave it out")
+            raise UserError(f"study {name} has no option --{option.replace('_', '-')}; leave it out")
     if len(paths) != 1 + has_data:
         needs = "needs two paths, DATA_DIR and OUT_DIR" if has_data else "has no data: give OUT_DIR alone"
         raise UserError(f"study {name} {needs}, and then settings")

@@ -59,7 +59,7 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path) -> None:
         settings += ["corpus.vocab_size=400"]
     run("prepare", recipe, source, data, *settings)
     steps = [] if model == "compressive_transformer" else SHORT
-    run("train", recipe, data, run_dir, f"model={model}", "preset=smoke", *steps)
+    run("train", data, run_dir, f"model={model}", "preset=smoke", *steps)
     figures = figures_of(tmp_path / "figures.json", "evaluate", run_dir)
     headline = RECIPES[recipe].headline
     assert figures["headline"] == headline and 0 < figures[headline] < math.inf
@@ -126,8 +126,8 @@ def test_a_run_is_scored_as_it_was_trained(tmp_path: Path) -> None:
     assert default["state"] == carry["state"] == "by carry" and utterance["state"] == "by utterance"
     assert "pieces" in rows["state"]
     assert "leave one of them out" in mistake(["evaluate", carried, "--rows", 4, "--protocol", "carry"])
-    assert "would be scored with state by carry and by utterance" in mistake(["compare", carried, reset])
-    assert "with --rows, which report has too" in mistake(["report", carried, reset])
+    assert "reset at different places, by carry and by utterance" in mistake(["compare", carried, reset])
+    assert "or --rows for text, which report takes too" in mistake(["report", carried, reset])
     compared = figures_of(tmp_path / "compared.json", "compare", carried, reset, "--protocol", "utterance")
     assert compared[0]["nats_per_token"] == pytest.approx(utterance["nats_per_token"])
 
@@ -289,7 +289,7 @@ MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
     ("prepare ptb P/source/wikitext-103-v1.zip T/d", "ptb.train.txt"),
     ("prepare folder P/source T/d", "at least 3"),
     ("train T/x T/r", "give a folder of audio or a prepared data set"),
-    ("train ptb P/data T/r preset=smoke", "was prepared as wikitext103, not as ptb"),
+    ("train ptb P/data T/r preset=smoke", "a data set knows its recipe; leave out ptb: train "),
     ("train enwik8 T/r", "no such folder: enwik8; give a prepared data set"),
     (
         "train P/data T/r preset=big",

@@ -140,7 +140,7 @@ def test_mistakes_on_the_command_line(speech: Path, server: SoundServer) -> None
     assert "--port is 70000" in mistake(["serve", run, "--port", 70_000])
     assert "--max-seconds is inf" in mistake(["serve", run, "--max-seconds", "inf"])
     assert "--clients is 0" in mistake(["serve", run, "--clients", 0])
-    assert "stands twice" in mistake(["serve", run, run])
+    assert "is named twice" in mistake(["serve", run, run])
     assert "no such run folder" in mistake(["serve", "nosuch"])
 
 

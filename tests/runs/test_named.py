@@ -172,7 +172,7 @@ def test_a_run_of_an_unknown_kind_is_one_line(verb: str, speech: Path, tmp_path:
     run = shutil.copytree(speech / "run", tmp_path / "run")
     edit_config(run, lambda config: config["dataset"]["modality"].update(kind="video"))
     more = {"compare": [speech / "run"], "sample": ["--out", tmp_path / "x"], "export": [tmp_path / "x.zip"]}
-    assert "nothing registered for data of the kind 'video'" in mistake([verb, run, *more.get(verb, ())])
+    assert "no installed package handles data of the kind 'video'" in mistake([verb, run, *more.get(verb, ())])
 
 
 def test_export_overwrites_nothing(speech: Path, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path) -> Non
     [
         ("sample RUN --tokens 3", checkpoint.Checkpoint, "model_weights"),
         ("export RUN PLACE/run.zip", checkpoint, "copy"),
-        ("train folder DATA PLACE/new --from RUN train.max_steps=1", checkpoint.Checkpoint, "weights_digest"),
+        ("train DATA PLACE/new --from RUN train.max_steps=1", checkpoint.Checkpoint, "weights_digest"),
     ],
 )
 def test_if_training_removes_a_checkpoint_that_is_being_read_another_is_read(

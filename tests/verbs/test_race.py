@@ -100,7 +100,7 @@ def test_a_machine_that_was_not_idle_is_warned_of() -> None:
     """One run was slowed for half of its time, the other one not."""
     uneven, alike = warnings_of({"a": trained([100.0] * 10 + [30.0] * 10), "b": trained([200.0] * 20)})
     assert "a was trained at uneven speed: a quarter of its slices below 30 samples/s" in uneven
-    assert "other work did not fall on all alike: a had 65% of its undisturbed speed, b 100%" in alike
+    assert "other programs slowed the runs unequally: a had 65% of its undisturbed speed, b 100%" in alike
 
 
 def test_a_run_that_waited_for_a_core_is_warned_of() -> None:
@@ -124,7 +124,7 @@ def test_mistakes_get_one_line(data: Path, tmp_path: Path) -> None:
         assert "name them with --models" in mistake([*command, model])
     assert "wavnet" in mistake([*command, "--models", "wavnet"])
     assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"])
-    chunks = "these runs would be scored with state by chunk of 256 and by chunk of 64"
+    chunks = "the state of these runs would be reset at different places, by chunk of 256 and by chunk of 64"
     assert chunks in mistake([*command[:3], "preset=demo", "train.state=chunk"])
     assert "seed is 2147483648" in mistake([*command, "--seeds", "2", "seed=2147483647"])
     assert "are both null; set one" in mistake([*command, "train.max_steps=null"])

@@ -261,7 +261,7 @@ def test_two_machines_begin_the_last_trial_at_once(place: Path, tmp_path: Path, 
     ask = search.Study.ask
     monkeypatch.setattr(search.Study, "ask", lambda study: (ask(study), ask(study))[1])  # the other one is first
     out_dir, storage = tmp_path / "s", ["--storage", f"sqlite:///{tmp_path}/shared.db"]
-    assert "other machines run all that --trials allows" in mistake(tune(place, out_dir, *storage, trials=1))
+    assert "other machines are running all of them" in mistake(tune(place, out_dir, *storage, trials=1))
     assert not any(out_dir.glob("trial-*"))
 
     monkeypatch.undo()

@@ -30,7 +30,7 @@ CONFIG_DIR = path("--config-dir", "your own Hydra configs, for example DIR/prese
 SPLIT = Argument("--split", "train, valid or test (default)", metavar="NAME")
 JSON = path("--json", "write the figures there", dest="json_file", metavar="FILE")
 DEVICE = Argument("--device", "default: a CUDA GPU if there is one", choices=("cpu", "cuda", "mps"))
-DATA = path("--data", "audio or a data set, if not the run's own", metavar="DIR")
+DATA = path("--data", "audio or a data set to use instead of the run's own", metavar="DIR")
 MEMORIES = (
     number("--memory", "memory slots, if not as in training"),
     number("--compressed", "compressed slots, if not as in training"),
@@ -38,11 +38,14 @@ MEMORIES = (
 PROTOCOL = Argument(
     "--protocol",
     "when state is reset: utterance, at each utterance or document; chunk, at each chunk; carry, never; clip, at each "
-    "clip of data.piece_samples, as for published figures (default of audio: utterance, or chunk if it was trained so; "
-    "of text: as in training)",
+    "clip of data.piece_samples, as for published figures (default for audio: utterance, or chunk if it was trained "
+    "so; for text: as in training)",
     choices=("utterance", "chunk", "carry", "clip"),
 )
-ROWS = number("--rows", "cut what is longer than 1/N of the split; each piece begins from nothing: faster, a bit worse")
+ROWS = number(
+    "--rows",
+    "cut what is longer than 1/N of the split into pieces that begin with empty memories: faster, NLL a bit higher",
+)
 # How a run is scored
 SCORING = (
     DATA,
@@ -54,34 +57,36 @@ SCORING = (
     number("--stride", "move the window of a model without memory by N tokens at a time, and score the last N"),
     switch(
         "--published-words",
-        "of pg19: compute word-level perplexity with the paper's numbers of words (Rae et al. 2019, Table 2)",
+        "for pg19: compute word-level perplexity with the paper's numbers of words (Rae et al. 2019, Table 2)",
     ),
 )
-TEMPERATURE = decimal("--temperature", "below 1: safer; 0: always the likeliest (default 1)", metavar="T")
-SEED = number("--seed", "of the samples (default 0)")
+TEMPERATURE = decimal(
+    "--temperature", "of sampling: lower is less varied; 0: always the most probable (default 1)", metavar="T"
+)
+SEED = number("--seed", "seed of the samples (default 0)")
 # Whether and how samples are drawn to measure how they sound
 QUALITY = (
-    switch("--quality", "of audio: also draw samples, and measure them beside real clips and noise"),
+    switch("--quality", "for audio: also draw samples, and compare them with real clips and noise"),
     number("--num", "with --quality: samples of each run (default 16)"),
-    decimal("--seconds", "with --quality: of each (default 2)", metavar="S"),
+    decimal("--seconds", "with --quality: length of each sample (default 2)", metavar="S"),
     TEMPERATURE,
     SEED,
 )
 ENV = Argument(
     "--env",
-    "of Gymnasium: the environment in which the agent was trained, to say that you trust its module or options",
+    "for Gymnasium: name the environment in which the agent was trained, to say that you trust its code and options",
     metavar="NAME",
 )
 ENVS = Argument(
     "--envs",
-    "of Gymnasium: also evaluate in these environments, the same number of episodes in each",
+    "for Gymnasium: also evaluate in these environments, the same number of episodes in each",
     nargs="+",
     metavar="NAME",
 )
 # What agents play
 PLAYING = (
-    number("--episodes", "of agents: how many to play (default 256)"),
-    number("--delays", "of object matching: also evaluate with corridors that take N steps", nargs="+"),
+    number("--episodes", "for agents: how many to play (default 256)"),
+    number("--delays", "for object matching: also evaluate with corridors that take N steps", nargs="+"),
     ENV,
     ENVS,
 )

@@ -102,7 +102,7 @@ class Verb:
             return _load(self.function), "runs of this kind", {}
         domain = _load("waveform.domain:any_domain_of_runs")(runs)
         if self.name not in domain.verbs:
-            raise UserError(f"{self.name} does not know {domain.runs}, and {runs[0]} is one of them")
+            raise UserError(f"{runs[0]} is one of the {domain.runs}, which {self.name} does not take")
         return _load(domain.verbs[self.name]), domain.runs, {}
 
 

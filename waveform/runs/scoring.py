@@ -54,8 +54,8 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     known = run.config["dataset"]["checksums"].get(split)
     if known != tokens.checksum:
         print(
-            f"warning: the {split} data of {folder} is not that of {run.given}'s training, and may include files that "
-            "it was trained on",
+            f"warning: the {split} data of {folder} is not the one that {run.given} was trained with, and may include "
+            "files that it was trained on",
             file=sys.stderr,
         )
     tokens.verify()
@@ -161,9 +161,11 @@ class EvaluateOptions:
     def __post_init__(self) -> None:
         check_rules(self)
         if not self.dynamic and (self.dynamic_lr is not None or self.dynamic_optimiser != "sgd"):
-            raise UserError("--dynamic-lr and --dynamic-optimiser are of dynamic evaluation; give --dynamic too")
+            raise UserError("--dynamic-lr and --dynamic-optimiser are for dynamic evaluation; give --dynamic too")
         if self.stride is not None and (self.protocol is not None or self.dynamic):
-            raise UserError("--stride begins each window anew; --protocol and --dynamic need windows that go on")
+            raise UserError(
+                "--stride begins each window with empty memories, which --protocol and --dynamic do not; leave one out"
+            )
 
     def pieces(self, tokens: TokenSet) -> TokenSet:
         """What is scored of a split: utterances longer than 1/`rows` of it are cut."""

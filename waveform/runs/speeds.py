@@ -74,7 +74,7 @@ def warnings_of(figures: Mapping[str, Mapping[str, Any]], *, unit: str = "sample
         least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         if shares[least] < _ALIKE * shares[most]:
             lines.append(
-                f"warning: other work did not fall on all alike: {least} had {shares[least]:.0%} of its undisturbed "
-                f"speed, {most} {shares[most]:.0%}."
+                f"warning: other programs slowed the runs unequally: {least} had {shares[least]:.0%} of its "
+                f"undisturbed speed, {most} {shares[most]:.0%}."
             )
     return lines

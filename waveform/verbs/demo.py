@@ -91,10 +91,10 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     num_layers = read_config(run_dirs[0])["model"]["num_layers"]
     print(
         f"""
-done in {minutes:.1f} minutes. Open {out_dir / "report.html"} in a browser: it has their sounds, and the figures.
-Besides, {samples_dir}/*.wav and {out_dir / "demo.png"}.
+done in {minutes:.1f} minutes. Open {out_dir / "report.html"} in a browser: it has the sounds and the figures.
+The sounds are also in {samples_dir}/*.wav, and a picture is in {out_dir / "demo.png"}.
 These models have {num_layers} layers and a minute of training: expect bursts of noise as loud as speech, or silence.
-{", ".join(bundled)}, beside them, came with waveform and learned for hours.
+The page also has {", ".join(bundled)}, which came with waveform and learned for hours.
 
 On your own recordings:
     waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer

@@ -34,7 +34,7 @@ class _Figures(msgspec.Struct):
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What only a user can say of a run, for its card on a hub."""
+    """What only the user knows about a run, for its card on a hub."""
 
     licence: str | None = None  # its identifier, for example cc-by-sa-3.0
     language: str | None = None  # its code, for example en

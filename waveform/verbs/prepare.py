@@ -26,7 +26,7 @@ def prepare(
     config_dir: Path | None = None,
     show_progress: bool = True,
 ) -> Dataset:
-    """Prepare the audio under `audio_dir` into `data_dir`, which gains what is new and loses what is gone.
+    """Prepare the audio under `audio_dir` into `data_dir`: files that are new are added, those that are gone dropped.
 
     overrides: `data.NAME=value` settings. corpus: the name of a published corpus that `audio_dir` is, which sets some
     of them. partial: a part of it is enough. executor: does the work on files instead of processes of this machine;

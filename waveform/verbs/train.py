@@ -92,7 +92,7 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
         given = given_by(request.overrides)
         asked = [name for name in given if name.startswith("train.evaluate_every")]
         if asked and config["train"].get("evaluate_tokens") == 0 and "train.evaluate_tokens" not in given:
-            raise UserError(f"{asked[0]} is without effect while train.evaluate_tokens is 0; set that too")
+            raise UserError(f"{asked[0]} has no effect while train.evaluate_tokens is 0; set that too")
         domain.refuse(request, config)
     first, shared, shared_train = runs[0]  # all have its data, device and patience
     joined = job(device=shared_train.device, timeout_s=shared_train.timeout_s, show_progress=show_progress)
@@ -122,7 +122,7 @@ def print_config(
     origin: Origin | None = None,
     config_dir: Path | None = None,
 ) -> None:
-    """Print the resolved configuration as YAML, with what states each value; arguments as those of `train`.
+    """Print the resolved configuration as YAML, with the source of each value; takes the arguments of `train`.
 
     source may be the name of a recipe, too.
     """

@@ -65,14 +65,16 @@ def _report(found: "Found", out_dir: Path, request: TrainRequest, domain: TokenD
     Raises UserError if no trial is complete.
     """
     if not found.entries:
-        raise UserError("no trial has ended; other machines run all that --trials allows")
+        raise UserError(
+            "no trial has finished yet: other machines are running all of them; wait, or give more --trials"
+        )
     best = found.entries[0]
     if show_progress:
         print("\n".join(_table(found.entries[:_NUM_ROWS], domain.unit)))
         if (num_others := len(found.entries) - _NUM_ROWS) > 0:
             print(f"and {num_others} other trials")
         if found.num_elsewhere:
-            print(f"{counted(found.num_elsewhere, 'trial')} of other machines have not ended")
+            print(f"still running on other machines: {counted(found.num_elsewhere, 'trial')}")
     if best["state"] != "complete":
         raise UserError(f"no trial is complete; the last one failed: {found.entries[-1]['reason']}")
     config = domain.compose(replace(request, overrides=best["settings"]))

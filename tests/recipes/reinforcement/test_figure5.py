@@ -26,7 +26,7 @@ def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path) -> No
     for arguments, words in (
         (["figure5", "a", "b"], "has no data: give OUT_DIR alone"),
         (["table5", "a"], "needs two paths"),
-        (["table5", "a", "b", "--envs", "x"], "study table5 does not know --envs"),
+        (["table5", "a", "b", "--envs", "x"], "study table5 has no option --envs"),
         (["figure5", "a", "--agents", "x"], "there is no agent 'x' in figure5; choose from"),
         (["figure5", "a", "model.memory=[2,4]"], "model.memory is [2, 4]; a study needs one number"),
         (["figure5", "a", "--envs", "x"], "--envs is for Gymnasium"),

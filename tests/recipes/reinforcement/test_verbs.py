@@ -119,7 +119,7 @@ def test_bad_settings_are_one_line(arguments: list[str], line: str, tmp_path: Pa
 
 
 def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: Capsys) -> None:
-    assert "sample does not know runs of agents, and" in mistake(["sample", runs / "ct"])
+    assert "is one of the runs of agents, which sample does not take" in mistake(["sample", runs / "ct"])
     assert "--rows is not for runs of agents" in mistake(["evaluate", runs / "ct", "--rows", 4])
     assert "task.delay is -1" in mistake(["evaluate", runs / "ct", "--delays", 3, -1])
     line = mistake(["evaluate", runs / "ct", "--envs", "CartPole-v1"])
@@ -130,7 +130,9 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: Capsys) -
     for verb, *more in (["report", "--out", runs / "page.html"], ["analyse"], ["export", runs / "x.zip"]):
         assert main([verb, *map(str, [runs / "ct", *more])]) == 2
         said = capsys.readouterr()
-        assert "only evaluate, compare and `python -m recipes play` know runs of agents" in said.err
+        assert (
+            "is one of the runs of agents, which only evaluate, compare and `python -m recipes play` take" in said.err
+        )
         assert said.out == ""  # it has not played
 
 
