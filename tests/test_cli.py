@@ -316,8 +316,17 @@ def test_a_signal_that_a_library_swallows_is_said_at_the_end(capsys: Capsys) -> 
             os.kill(os.getpid(), signal.SIGTERM)
         return 0
 
-    assert run_with_outcome("waveform sample", swallow) == 128 + signal.SIGTERM
-    assert capsys.readouterr().err == "waveform sample: stopped by SIGTERM\n"
+    def hide() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        except BaseException as error:
+            raise SystemError("<function> returned a result with an exception set") from error
+        return 0
+
+    for run in (swallow, hide):
+        assert run_with_outcome("waveform sample", run) == 128 + signal.SIGTERM
+        assert capsys.readouterr().err == "waveform sample: stopped by SIGTERM\n"
 
 
 def test_tensorboard_holds_curves_and_a_sample(place: Path) -> None:

@@ -46,6 +46,10 @@ def run_with_outcome(name: str, run: Callable[[], int]) -> int:
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         say(f"{name}: the system reports: {printable(named)}", sys.stderr)
         return 1
+    except SystemError as error:  # what numba makes of a signal as it calls a compiled function
+        if not isinstance(error.__cause__, Interrupted):
+            raise
+        return _stopped(name, error.__cause__)
     except Interrupted as interrupted:
         return _stopped(name, interrupted)
 
