@@ -22,13 +22,14 @@ PACK, FORWARD, BACKWARD, UNPACK = range(4)
 
 def saved_parts(z) -> dict[str, int]:
     """Floats of what a forward pass keeps for the backward pass, for sizes `z` (kernels/layers_op.py)."""
+    num_saved_rows = z.num_rows if z.keeps else z.num_threads
     rows = z.num_rows * z.num_queries
     D, F, H, P = z.d_model, z.d_feedforward, z.num_heads, z.num_features
     return {
-        "slots": z.num_saved_rows * (z.num_past + z.num_queries) * D,  # standardised
+        "slots": num_saved_rows * (z.num_past + z.num_queries) * D,  # standardised
         "factors": rows,
         "queries": rows * D,
-        "keys_values": z.num_saved_rows * z.num_slots_padded * 2 * D,
+        "keys_values": num_saved_rows * z.num_slots_padded * 2 * D,
         "rotated": rows * H * P,
         "weights": rows * H * z.num_slots_padded,
         "mixed": rows * D,
@@ -37,7 +38,7 @@ def saved_parts(z) -> dict[str, int]:
         "normed_factors": rows,
         "inner": rows * F,
         "active": rows * F,
-        "grad_groups": z.num_saved_rows * z.num_groups * D,
+        "grad_groups": num_saved_rows * z.num_groups * D,
         "projection": 3 * D * D,  # weights: norms folded in, and transposed (_t)
         "projection_t": 3 * D * D,
         "projection_bias": 3 * D,
@@ -360,7 +361,7 @@ def run(phase, part, plans):
     if phase == FORWARD:
         for row in range(first, last):
             for layer in range(num_layers):
-                kept = row if p.num_saved_rows == p.num_rows else part
+                kept = row if p.keeps else part
                 _attend(row, kept, scratch, plans[layer])
                 _feed_forward(row, kept, plans[layer])
                 if p.num_groups:

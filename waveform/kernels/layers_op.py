@@ -9,7 +9,8 @@ d = D / H head width, F feed-forward width, P position features, P' padded, G ne
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,35 +25,35 @@ from waveform.kernels.vectors import padded
 from waveform.models.attention import VECTOR, AttentionOutput, Slots
 from waveform.system.threads import kernel_threads, run_parts
 
-
-class LayerParameters(NamedTuple):
-    """Of one layer, in the order in which `_Layers` takes them."""
-
-    gain: Tensor  # [D] of the attention's norm
-    shift: Tensor  # [D]
-    query: Tensor  # [D, D]
-    key: Tensor  # [D, D]
-    value: Tensor  # [D, D]
-    content_bias: Tensor  # [H, d]
-    position_bias: Tensor  # [H, d]
-    position: Tensor  # [D, P]
-    output: Tensor  # [D, D]
-    feed_gain: Tensor  # [D] of the feed-forward network's norm
-    feed_shift: Tensor  # [D]
-    feed_in: Tensor  # [F, D]
-    feed_in_bias: Tensor  # [F]
-    feed_out: Tensor  # [D, F]
-    feed_out_bias: Tensor  # [D]
-    compression: Tensor | None  # [D, D, c] of the convolution, if kernels compress
-    compression_bias: Tensor | None  # [D]
-
-
-class DropoutFactors(NamedTuple):
-    """What dropout multiplies with in one layer: 0, or 1 / (1 - its share)."""
-
-    mixed_factors: Tensor  # [B, T, D], of what attention read
-    inner_factors: Tensor  # [B, T, F], of the feed-forward network
-    out_factors: Tensor  # [B, T, D] of it
+# What kernels call a layer's weights, and where the layer has them; in this order `_Layers` takes them.
+_WEIGHTS = {
+    "gain": "attention_norm.weight",  # [D]
+    "shift": "attention_norm.bias",  # [D]
+    "query": "attention.query.weight",  # [D, D]
+    "key": "attention.key.weight",  # [D, D]
+    "value": "attention.value.weight",  # [D, D]
+    "content_bias": "attention.content_bias",  # [H, d]
+    "position_bias": "attention.position_bias",  # [H, d]
+    "position": "attention.position.weight",  # [D, P]
+    "output": "attention.output.weight",  # [D, D]
+    "feed_gain": "feedforward_norm.weight",  # [D]
+    "feed_shift": "feedforward_norm.bias",  # [D]
+    "feed_in": "feedforward_in.weight",  # [F, D]
+    "feed_in_bias": "feedforward_in.bias",  # [F]
+    "feed_out": "feedforward_out.weight",  # [D, F]
+    "feed_out_bias": "feedforward_out.bias",  # [D]
+}
+_CONVOLUTION = {  # if kernels compress
+    "compression": "compressor.convolution.weight",  # [D, D, c]
+    "compression_bias": "compressor.convolution.bias",  # [D]
+}
+# What dropout multiplies with, [B, T, D] or, within the feed-forward network, [B, T, F]: 0, or 1 / (1 - its share)
+_DROPOUT = ("mixed_factors", "inner_factors", "out_factors")
+# R of the times of queries [T, P'] and of slots [K, P'], and the latter transposed [P', K']
+_ENCODINGS = ("query_encoding", "slot_encoding", "slot_encoding_t")
+# What kernels get the address of, of each layer, or 0
+_GIVEN = ("x", "past", *_ENCODINGS, *_DROPOUT, *_WEIGHTS, *_CONVOLUTION, "scratch")
+_MADE = ("out", "groups", "losses", "sums", "grad_out", "grad_losses", "grad_x")
 
 
 class KernelOutput(NamedTuple):
@@ -65,88 +66,9 @@ class KernelOutput(NamedTuple):
     attended: list[AttentionOutput] | None  # of each layer, with `out` for what is mixed; only if gradients are enabled
 
 
-class PackedEncodings(NamedTuple):
-    """R of the times of queries and slots, for kernels; the same for every layer."""
-
-    query_encoding: Tensor  # [T, P']
-    slot_encoding: Tensor  # [K, P']
-    slot_encoding_t: Tensor  # [P', K']
-
-
-def _parameters_of(layer: Any, *, compresses: bool) -> LayerParameters:
-    """The weights of a layer; compresses: by kernels, with its convolution."""
-    convolution = layer.compressor.convolution if compresses else None
-    attention, norm = layer.attention, layer.attention_norm
-    feed_norm, feed_in, feed_out = layer.feedforward_norm, layer.feedforward_in, layer.feedforward_out
-    return LayerParameters(
-        *(norm.weight, norm.bias, attention.query.weight, attention.key.weight, attention.value.weight),
-        *(attention.content_bias, attention.position_bias, attention.position.weight, attention.output.weight),
-        *(feed_norm.weight, feed_norm.bias, feed_in.weight, feed_in.bias, feed_out.weight, feed_out.bias),
-        *((convolution.weight, convolution.bias) if convolution is not None else (None, None)),
-    )
-
-
-def _dropout_factors(layer: Any, h_BTD: Tensor) -> DropoutFactors:
-    """What the layer's dropout multiplies with, drawn in the order in which `Layer.step` draws."""
-    widths = (layer.config.d_model, layer.config.d_feedforward, layer.config.d_model)
-    return DropoutFactors(*(layer.dropout(h_BTD.new_ones(*h_BTD.shape[:2], width)) for width in widths))
-
-
-def _pack_encodings(slots: Slots) -> PackedEncodings:
-    """Of rows that are all equally far."""
-    of_queries, of_slots = _pack_features(slots.query_encoding[0]), _pack_features(slots.slot_encoding[0])
-    return PackedEncodings(of_queries, of_slots, pad_last(of_slots.t()).contiguous())
-
-
-def _pack_features(x: Tensor) -> Tensor:
-    """[..., P] -> [..., P']: sines and cosines, each padded to whole vectors."""
-    return pad_last(x.unflatten(-1, (2, -1))).flatten(-2).contiguous()
-
-
-def layers_in_kernels(
-    layers: Sequence[Any], x_BTD: Tensor, pasts: Sequence[Tensor | None], slots: Slots, compression: dict[str, int]
-) -> KernelOutput:
-    """The layers' output and, at a window's end, new compressed slots and their losses. fp32, on a CPU, widths of whole
-    vectors, rows equally far.
-
-    pasts: L x [B, S, D], the slots before the queries' own; None: there are none. compression: what the convolutions
-    compress at the end of the window, as in `_Sizes`; empty: nothing. Gradients reach x and the parameters.
-    """
-    encodings = _pack_encodings(slots)
-    parameters = [_parameters_of(layer, compresses=bool(compression)) for layer in layers]
-    drops = layers[0].training and layers[0].config.dropout
-    dropout = [_dropout_factors(layer, x_BTD) for layer in layers] if drops else None
-    (B, T, D), p = x_BTD.shape, parameters[0]
-    (H, d), num_threads, keeps = p.content_bias.shape, min(kernel_threads(), B), torch.is_grad_enabled()
-    given = [x_BTD[:, :0] if past is None else past.contiguous() for past in pasts]
-    sizes = _Sizes(
-        num_rows=B,
-        num_saved_rows=B if keeps else num_threads,
-        num_queries=T,
-        num_past=given[0].shape[1],
-        num_slots_padded=padded(given[0].shape[1] + T),
-        d_model=D,
-        d_feedforward=len(p.feed_in),
-        num_heads=H,
-        d_head=d,
-        num_position_features=p.position.shape[1],
-        num_features=encodings.query_encoding.shape[1],
-        has_loss=int(keeps and bool(compression)),
-        has_dropout=int(dropout is not None),
-        num_threads=num_threads,
-        epsilon=layers[0].attention_norm.eps,
-        scale=d**-0.5,
-        **compression,
-    )
-    call = _Call(given, encodings, parameters, dropout, sizes, keeps)
-    out, losses, inputs, groups, *kept = _Layers.apply(x_BTD, call, *(x for of_layer in parameters for x in of_layer))
-    attended = [AttentionOutput(out, *of_layer) for of_layer in zip(*kept, strict=True)] if keeps else None
-    return KernelOutput(out, losses, inputs, groups, attended)
-
-
 class _Sizes(NamedTuple):
     num_rows: int
-    num_saved_rows: int  # all, or if there is no backward pass one for each thread, overwritten by its next row
+    keeps: int  # all rows, for a backward pass; without one each thread overwrites what it kept of its last row
     num_queries: int
     num_past: int
     num_slots_padded: int
@@ -166,9 +88,66 @@ class _Sizes(NamedTuple):
     first_consumed: int = 0  # the first slot that is compressed, of the past
 
 
-# What kernels get the address of, of each layer, or 0
-_GIVEN = ("x", "past", *PackedEncodings._fields, *DropoutFactors._fields, *LayerParameters._fields, "scratch")
-_MADE = ("out", "groups", "losses", "sums", "grad_out", "grad_losses", "grad_x")
+def layers_in_kernels(
+    layers: Sequence[Any], x_BTD: Tensor, pasts: Sequence[Tensor | None], slots: Slots, compression: dict[str, int]
+) -> KernelOutput:
+    """The layers' output and, at a window's end, new compressed slots and their losses. fp32, on a CPU, widths of whole
+    vectors, rows equally far.
+
+    pasts: L x [B, S, D], the slots before the queries' own; None: there are none. compression: what the convolutions
+    compress at the end of the window, as in `_Sizes`; empty: nothing. Gradients reach x and the parameters.
+    """
+    paths = {**_WEIGHTS, **_CONVOLUTION} if compression else _WEIGHTS
+    weights = {name: [attrgetter(path)(layer) for layer in layers] for name, path in paths.items()}
+    of_queries, of_slots = _pack_features(slots.query_encoding[0]), _pack_features(slots.slot_encoding[0])
+    encodings = (of_queries, of_slots, pad_last(of_slots.t()).contiguous())
+    given = {"past": [x_BTD[:, :0] if past is None else past.contiguous() for past in pasts], **weights}
+    given |= {name: [encoding] * len(layers) for name, encoding in zip(_ENCODINGS, encodings, strict=True)}
+    has_dropout = layers[0].training and layers[0].config.dropout
+    if has_dropout:
+        factors = [_dropout_factors(layer, x_BTD) for layer in layers]
+        given |= {name: list(of_layers) for name, of_layers in zip(_DROPOUT, zip(*factors, strict=True), strict=True)}
+    (B, T, D), keeps, config = x_BTD.shape, torch.is_grad_enabled(), layers[0].config
+    num_past, d_head = given["past"][0].shape[1], D // config.num_heads
+    sizes = _Sizes(
+        num_rows=B,
+        keeps=int(keeps),
+        num_queries=T,
+        num_past=num_past,
+        num_slots_padded=padded(num_past + T),
+        d_model=D,
+        d_feedforward=config.d_feedforward,
+        num_heads=config.num_heads,
+        d_head=d_head,
+        num_position_features=config.num_position_features,
+        num_features=of_queries.shape[1],
+        has_loss=int(keeps and bool(compression)),
+        has_dropout=int(bool(has_dropout)),
+        num_threads=min(kernel_threads(), B),
+        epsilon=layers[0].attention_norm.eps,
+        scale=d_head**-0.5,
+        **compression,
+    )
+    flat = _by_layer(weights.values())
+    out, losses, inputs, groups, *kept = _Layers.apply(x_BTD, given, sizes, tuple(weights), *flat)
+    attended = [AttentionOutput(out, *of_layer) for of_layer in zip(*kept, strict=True)] if keeps else None
+    return KernelOutput(out, losses, inputs, groups, attended)
+
+
+def _by_layer(by_name: Iterable[Iterable[Any]]) -> list[Any]:
+    """Turn the order round: the first layer's of every name first, as gradients lie in memory; autograd copies them."""
+    return [one for of_layer in zip(*by_name, strict=True) for one in of_layer]
+
+
+def _dropout_factors(layer: Any, h_BTD: Tensor) -> list[Tensor]:
+    """As `_DROPOUT` has them, drawn in the order in which `Layer.step` draws."""
+    widths = (layer.config.d_model, layer.config.d_feedforward, layer.config.d_model)
+    return [layer.dropout(h_BTD.new_ones(*h_BTD.shape[:2], width)) for width in widths]
+
+
+def _pack_features(x: Tensor) -> Tensor:
+    """[..., P] -> [..., P']: sines and cosines, each padded to whole vectors."""
+    return pad_last(x.unflatten(-1, (2, -1))).flatten(-2).contiguous()
 
 
 class _Layout:
@@ -194,11 +173,11 @@ class _Layout:
 _layout = functools.lru_cache(maxsize=64)(_Layout)
 
 
-def _point(records: np.ndarray, **of_layers: Iterable[Tensor | None] | None) -> None:
-    """Tell the kernels where these tensors of all layers are; the caller must keep them alive."""
+def _point(records: np.ndarray, of_layers: Mapping[str, Iterable[Tensor] | None]) -> None:
+    """Tell the kernels where these tensors of all layers are, by name; the caller must keep them alive."""
     for name, tensors in of_layers.items():
         if tensors is not None:
-            records[name] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            records[name] = [tensor.data_ptr() for tensor in tensors]
 
 
 def compile_kernels() -> None:
@@ -215,38 +194,30 @@ def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-class _Call(NamedTuple):
-    """What layers are given besides their input."""
-
-    pasts: list[Tensor]
-    encodings: PackedEncodings
-    parameters: Sequence[LayerParameters]
-    dropout: Sequence[DropoutFactors] | None  # of all layers
-    sizes: _Sizes
-    keeps: bool  # what the backward pass needs
-
-
 class _Layers(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BTD: Tensor, call: _Call, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
-        """weights: the parameters of `call`, of the first layer, of the second, ..., for autograd."""
-        sizes, L = call.sizes, len(call.parameters)
-        layout = _layout(sizes)
+    def forward(
+        ctx: Any, x_BTD: Tensor, given: dict[str, Sequence[Tensor]], sizes: _Sizes, names: Sequence[str], *_: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """given: what layers get besides their input, by name, of each layer. names: of the weights among it, which
+        follow for autograd, all of the first layer, all of the second, ...
+        """
+        L, layout = len(given["past"]), _layout(sizes)
         hidden = x_BTD.new_empty(L, *x_BTD.shape)  # the inputs of all layers; the output of the last is apart
         hidden[0] = x_BTD
         out, saved = torch.empty_like(hidden[0]), x_BTD.new_empty(L, layout.saved_size)
         groups = x_BTD.new_empty(L, len(x_BTD), sizes.num_groups, sizes.d_model) if sizes.num_groups else None
         losses = x_BTD.new_empty(L, len(x_BTD)) if sizes.has_loss else None
         scratch, records = x_BTD.new_empty(sizes.num_threads, layout.scratch_size), layout.records(saved)
-        _point(records, x=hidden, past=call.pasts, **_columns([call.encodings] * L), **_columns(call.parameters))
-        _point(records, scratch=[scratch] * L, **_columns(call.dropout) if call.dropout else {})
-        _point(records, out=[*hidden[1:], out], groups=groups, losses=losses)
+        _point(records, {**given, "x": hidden, "scratch": [scratch] * L})
+        _point(records, {"out": [*hidden[1:], out], "groups": groups, "losses": losses})
         with record_function("waveform::layers"):
             run(PACK, 0, records)
             run_parts(run, sizes.num_threads, FORWARD, records)
-        ctx.call, ctx.records, ctx.hidden, ctx.saved = call, records, hidden, saved
+        ctx.given, ctx.sizes, ctx.names = given, sizes, names
+        ctx.records, ctx.hidden, ctx.saved = records, hidden, saved
         queries = keys = values = None
-        if call.keeps:
+        if sizes.keeps:
             (B, T), S, H = x_BTD.shape[:2], sizes.num_past, sizes.num_heads
             queries = _part(saved, layout.saved["queries"], B, T, H, sizes.d_head).transpose(2, 3)
             both = _part(saved, layout.saved["keys_values"], B, sizes.num_slots_padded, 2, H, sizes.d_head)
@@ -257,38 +228,31 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        sizes, hidden, records = ctx.call.sizes, ctx.hidden, ctx.records.copy()
-        layout = _layout(sizes)
+        sizes, hidden, records = ctx.sizes, ctx.hidden, ctx.records.copy()
+        L, layout = len(hidden), _layout(sizes)
         grad_out = torch.zeros_like(hidden[0]) if grad_out is None else grad_out.contiguous()
         grad_losses = None if grad_losses is None else grad_losses.contiguous()
         grads, scratch = torch.empty_like(hidden), hidden.new_empty(sizes.num_threads, layout.scratch_size)
-        sums = hidden.new_empty(len(hidden), sizes.num_threads, layout.sums_size)
-        _point(records, scratch=[scratch] * len(hidden), sums=sums, grad_losses=grad_losses)
-        _point(records, grad_out=[*grads[1:], grad_out], grad_x=grads)
+        sums = hidden.new_empty(L, sizes.num_threads, layout.sums_size)
+        _point(records, {"scratch": [scratch] * L, "sums": sums, "grad_losses": grad_losses})
+        _point(records, {"grad_out": [*grads[1:], grad_out], "grad_x": grads})
         with record_function("waveform::layers_backward"):
             run_parts(run, sizes.num_threads, BACKWARD, records)
             run(UNPACK, 0, records)
-        of = functools.partial(_gradient, sums[:, 0], sizes, compresses=grad_losses is not None)
-        gradients = map(of, LayerParameters._fields, ctx.call.parameters[0])
-        return grads[0], None, *(gradient for of_layer in zip(*gradients, strict=True) for gradient in of_layer)
+        gradients = []
+        for name in ctx.names:
+            absent = name in _CONVOLUTION and grad_losses is None
+            gradients.append([None] * L if absent else _gradient(sums[:, 0], sizes, name, ctx.given[name][0].shape))
+        return grads[0], None, None, None, *_by_layer(gradients)
 
 
-def _gradient(
-    sums_LN: Tensor, sizes: _Sizes, name: str, weight: Tensor | None, *, compresses: bool
-) -> Tensor | list[None]:
-    """Of this parameter of all layers, [L, ...]."""
-    if weight is None or (name.startswith("compression") and not compresses):
-        return [None] * len(sums_LN)
+def _gradient(sums_LN: Tensor, sizes: _Sizes, name: str, shape: Sequence[int]) -> Tensor:
+    """Of this weight of all layers, [L, ...]."""
     part, D = functools.partial(_part, sums_LN, _layout(sizes).sums[f"s_{name}"]), sizes.d_model
     if name == "position":
         padded_halves = part(D, 2, sizes.num_features // 2)
         return padded_halves[..., : sizes.num_position_features // 2].flatten(-2)
-    return part(D, sizes.rate, D).transpose(2, 3) if name == "compression" else part(*weight.shape)
-
-
-def _columns(of_layers: Sequence[Any]) -> dict[str, tuple[Tensor | None, ...]]:
-    """Named tuples of tensors, one for each layer -> by name, the tensors of all layers."""
-    return dict(zip(of_layers[0]._fields, zip(*of_layers, strict=True), strict=True))
+    return part(D, sizes.rate, D).transpose(2, 3) if name == "compression" else part(*shape)
 
 
 def _part(of_layers_LN: Tensor, offset: int, *shape: int) -> Tensor:
