@@ -17,7 +17,7 @@ ROWS, _VECTORS = (8, 2) if _has_avx512 else (6, 1)
 
 # Of a group of columns that lie together: of the weights of a dense layer, and of cached slots.
 GROUP = 4
-group_tile, group_row = product_tile(4, GROUP, inlined=True), product_tile(1, GROUP, inlined=True)
+group_tile, group_row = product_tile(4, GROUP), product_tile(1, GROUP)
 
 
 def _product_of_columns(num_vectors):

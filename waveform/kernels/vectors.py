@@ -345,18 +345,17 @@ def transpose16(builder, source, source_stride, target, target_stride):
         _store(builder, target, builder.mul(target_stride, _LONG(i)), rows[i])
 
 
-def product_tile(num_rows: int, num_vectors: int, *, inlined: bool = False):
+def product_tile(num_rows: int, num_vectors: int):
     """A function for kernels: the product of `num_rows` rows of A with `num_vectors` vectors of columns of B.
 
     It takes (a, a_row, a_step, b, b_row, c, c_row, depth, adds, kind): C = or, if `adds`, += A [num_rows, depth] @ B.
     Rows and elements of A are `a_row` and `a_step` floats apart, rows of B, of the type of `kind`, `b_row` elements and
     those of C `c_row` floats. The tile of C stays in registers while the rows of B pass by.
-
-    inlined: whether it is compiled where it is called, which saves a few ns, or once for all.
     """
     cells = [(i, j) for i in range(num_rows) for j in range(num_vectors)]
 
-    def body(builder, element, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
+    @_instruction(types.none, *[types.int64] * 8, types.boolean, None)
+    def tile(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds, kind):
         def vector(row, stride, j):
             return builder.add(builder.mul(row, stride), _LONG(LANES * j))
 
@@ -365,7 +364,7 @@ def product_tile(num_rows: int, num_vectors: int, *, inlined: bool = False):
             for i, j in cells:
                 builder.store(_load(builder, c, vector(_LONG(i), c_row, j), _FLOAT), tile[i, j])
         with cgutils.for_range(builder, depth) as loop:
-            columns = [_load(builder, b, vector(loop.index, b_row, j), element) for j in range(num_vectors)]
+            columns = [_load(builder, b, vector(loop.index, b_row, j), kind.type) for j in range(num_vectors)]
             for i in range(num_rows):
                 at = builder.add(builder.mul(loop.index, a_step), builder.mul(_LONG(i), a_row))
                 value = _spread(builder, builder.load(_pointer(builder, a, at, _FLOAT), align=4))
@@ -373,23 +372,6 @@ def product_tile(num_rows: int, num_vectors: int, *, inlined: bool = False):
                     builder.store(_fma(builder, value, column, builder.load(tile[i, j])), tile[i, j])
         for i, j in cells:
             _store(builder, c, vector(_LONG(i), c_row, j), builder.load(tile[i, j]))
-
-    @_instruction(types.none, *[types.int64] * 8, types.boolean, None)
-    def tile(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds, kind):
-        arguments = (a, a_row, a_step, b, b_row, c, c_row, depth, adds)
-        if inlined:
-            return body(builder, kind.type, *arguments)
-        name = f"product_tile_{num_rows}_{num_vectors}_{kind.type}"
-        function = builder.module.globals.get(name)
-        if function is None:
-            returned = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-            function = ir.Function(builder.module, returned, name)
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            inner = ir.IRBuilder(function.append_basic_block())
-            body(inner, kind.type, *function.args)
-            inner.ret_void()
-        builder.call(function, arguments)
 
     return tile
 
