@@ -24,13 +24,9 @@ from waveform.kernels.vectors import LANES, at, doubles, fill, fma, get_int64, l
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import HISTORY, NUM_FEATURES, NUM_HEAD_INPUTS, ORDER
 
-_ROOM = 4096  # samples that a row can take in before its history moves to the front
-
-
 # What a decoder's row has besides its predictors, in the same record.
 _OTHERS = (
-    ("newest", np.int64),  # place in `heard` of the newest sample
-    ("heard", np.float64, (HISTORY + _ROOM,)),
+    ("heard", np.float64, (HISTORY,)),  # the newest sample last
     ("features", np.float64, (NUM_FEATURES,)),
     ("for_head", np.float64, (NUM_HEAD_INPUTS,)),
 )
@@ -55,7 +51,7 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tupl
     if prediction is None:
         return fields, np.zeros(0, dtype=[*_OTHERS, *ROW])
     rows = lay_out_rows(state.predictors[0], *_OTHERS)
-    rows["newest"], rows["heard"][:, :HISTORY] = HISTORY - 1, state.predictors[0].history.numpy()
+    rows["heard"] = state.predictors[0].history.numpy()
     fields |= {
         "expected_vectors": as_vectors(prediction.table),  # [V, D']
         "feature_vectors": as_vectors(prediction.features.weight.t()),  # [F, D']
@@ -100,16 +96,13 @@ def embed_rows(tokens, sound, p):
 def _predict(token, x, row, p):
     """Take in the input of a row, and add what follows from it to its vector x."""
     heard, features = row.heard, row.features
-    row.newest += 1
-    if row.newest == HISTORY + _ROOM:
-        for i in range(HISTORY):
-            heard[i] = heard[_ROOM + i]
-        row.newest = HISTORY
-    heard[row.newest] = numba.carray(doubles(p.amplitudes), (p.num_classes + 1,))[token]
+    for i in range(HISTORY - 1):
+        heard[i] = heard[i + 1]
+    heard[HISTORY - 1] = numba.carray(doubles(p.amplitudes), (p.num_classes + 1,))[token]
     bounds = numba.carray(doubles(p.bounds), (p.num_classes - 1,))
     log_widths = numba.carray(doubles(p.log_widths), (p.num_classes,))
     widening = numba.carray(doubles(p.widening), (ORDER,))
-    centre = advance(heard, row.newest, row, bounds, log_widths, widening, features, row.for_head)
+    centre = advance(heard, HISTORY - 1, row, bounds, log_widths, widening, features, row.for_head)
     for i in range(0, p.width, LANES):
         sum_ = load(p.expected_vectors, centre * p.width + i)
         for f in range(NUM_FEATURES):
