@@ -24,12 +24,6 @@ _QUERIES = 8 * ROWS  # of a block; its scores of 2,304 slots are at most 590 kB,
 
 
 @kernel
-def _row_of(p, base, of_rows, of_heads, n):
-    """Where head `n` of all rows begins in a tensor with these strides."""
-    return at(base, n // p.num_heads * of_rows + n % p.num_heads * of_heads)
-
-
-@kernel
 def _seen(p, query):
     """How many slots a query sees."""
     return p.num_slots - p.num_queries + query + 1 if p.causal else p.num_slots
@@ -50,26 +44,25 @@ def _weights(p, q, keys_t, first, num_queries, scores):
 @kernel
 def _forward(p, n, scratch):
     T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
-    q = at(p.q, n * T * (d + P))
-    k, v = _row_of(p, p.k, p.k_row, p.k_head, n), _row_of(p, p.v, p.v_row, p.v_head, n)
+    q, k, v = at(p.q, n * T * (d + P)), at(p.k, n * K * d), at(p.v, n * K * d)
     keys_t, scores = scratch, at(scratch, K * d)
-    transpose(k, p.k_slot, keys_t, K, d)
+    transpose(k, d, keys_t, K, d)
     for first in range(0, T, _QUERIES):
         m = min(_QUERIES, T - first)
         end = _weights(p, q, keys_t, first, m, scores)
-        product(scores, K, 1, v, p.v_slot, at(p.out, (n * T + first) * d), d, m, d, end, False)
+        product(scores, K, 1, v, d, at(p.out, (n * T + first) * d), d, m, d, end, False)
 
 
 @kernel
 def _backward(p, n, scratch):
     T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
     q, grad_q = at(p.q, n * T * (d + P)), at(p.grad_q, n * T * (d + P))
-    k, v = _row_of(p, p.k, p.k_row, p.k_head, n), _row_of(p, p.v, p.v_row, p.v_head, n)
+    k, v = at(p.k, n * K * d), at(p.v, n * K * d)
     grad_k, grad_v = at(p.grad_k, n * K * d), at(p.grad_v, n * K * d)
     keys_t, values_t = scratch, at(scratch, K * d)
     weights, grads = at(scratch, 2 * K * d), at(scratch, 2 * K * d + _QUERIES * K)
-    transpose(k, p.k_slot, keys_t, K, d)
-    transpose(v, p.v_slot, values_t, K, d)
+    transpose(k, d, keys_t, K, d)
+    transpose(v, d, values_t, K, d)
     zero(grad_k, K * d)
     zero(grad_v, K * d)
     for first in range(0, T, _QUERIES):
@@ -80,7 +73,7 @@ def _backward(p, n, scratch):
         product(grad_out, d, 1, values_t, K, grads, K, m, padded(end), d, False)
         softmax_rows_gradient(weights, grads, K, m, _seen(p, first), p.causal, padded(end), p.scale)
         product(grads, 1, K, at(q, first * (d + P)), d + P, grad_k, d, end, d, m, True)
-        product(grads, K, 1, k, p.k_slot, at(grad_q, first * (d + P)), d + P, m, d, end, False)
+        product(grads, K, 1, k, d, at(grad_q, first * (d + P)), d + P, m, d, end, False)
         if P:
             product(grads, K, 1, p.encoding, P, at(grad_q, first * (d + P) + d), d + P, m, P, end, False)
 
@@ -89,7 +82,7 @@ def _backward(p, n, scratch):
 def _run(is_backward, part, plan):
     """The heads of `part`; parts may run side by side."""
     p = plan[0]
-    first, last = share(p.num_rows * p.num_heads, part, p.num_threads)
+    first, last = share(p.num_heads, part, p.num_threads)
     scratch = at(p.scratch, part * p.scratch_size)
     for n in range(first, last):
         if is_backward:
@@ -116,7 +109,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, scale: float, causal: bool, encoding: Tensor | None
     ) -> Tensor:
-        q_BHTE, k_BHKd, v_BHKd = q_BHTE.contiguous(), _with_whole_rows(k_BHKd), _with_whole_rows(v_BHKd)
+        q_BHTE, k_BHKd, v_BHKd = (x.contiguous() for x in (q_BHTE, k_BHKd, v_BHKd))
         out = q_BHTE.new_empty(*q_BHTE.shape[:3], v_BHKd.shape[-1])
         ctx.numbers = {"causal": int(causal), "scale": scale}
         _call(q_BHTE, k_BHKd, v_BHKd, encoding, ctx.numbers, out=out)
@@ -127,30 +120,25 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, encoding = ctx.saved_tensors
-        grads = {"grad_q": torch.empty_like(q), "grad_k": q.new_empty(k.shape), "grad_v": q.new_empty(v.shape)}
+        grads = {"grad_q": torch.empty_like(q), "grad_k": torch.empty_like(k), "grad_v": torch.empty_like(v)}
         _call(q, k, v, encoding, ctx.numbers, grad_out=grad_out.contiguous(), **grads)
         return (*grads.values(), None, None, None)
-
-
-def _with_whole_rows(x_BHKd: Tensor) -> Tensor:
-    return x_BHKd if x_BHKd.stride(-1) == 1 else x_BHKd.contiguous()
 
 
 def _call(
     q: Tensor, k: Tensor, v: Tensor, encoding: Tensor | None, numbers: dict[str, float], **others: Tensor
 ) -> None:
     """numbers: `causal` and `scale`; others: `out` of a forward pass, or `grad_out` and what a backward pass makes."""
-    (num_rows, num_heads, num_queries, _), (num_slots, d_head) = q.shape, k.shape[2:]
-    num_threads = min(kernel_threads(), num_rows * num_heads)
+    (num_queries, _), (num_slots, d_head) = q.shape[2:], k.shape[2:]
+    num_heads = q.shape[:2].numel()  # of all rows
+    num_threads = min(kernel_threads(), num_heads)
     # Of each: transposed keys and values, and two blocks of scores.
     scratch = q.new_empty(num_threads, 2 * num_slots * (d_head + _QUERIES))
     encoding = q.new_empty(1, num_slots, 0) if encoding is None else encoding.contiguous()
     encoding_t = encoding.transpose(1, 2).contiguous()
     plan = make_record({
-        "num_rows": num_rows, "num_heads": num_heads, "num_queries": num_queries, "num_slots": num_slots,
+        "num_heads": num_heads, "num_queries": num_queries, "num_slots": num_slots,
         "d_head": d_head, "num_features": encoding.shape[2], "num_threads": num_threads, **numbers,
-        **{f"k_{axis}": k.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
-        **{f"v_{axis}": v.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
         "q": q, "k": k, "v": v, "encoding": encoding, "encoding_t": encoding_t,
         "scratch": scratch, "scratch_size": scratch.shape[1],
         **dict.fromkeys(("out", "grad_out", "grad_q", "grad_k", "grad_v"), 0), **others,
