@@ -23,10 +23,10 @@ def draw_over_seeds(axes: "Axes", i: int, label: str, x: Any, values: np.ndarray
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
-def curve_names(run_dirs: Sequence[Path | str]) -> list[str]:
-    """What the curves of runs are called: the names of their folders, or their paths if several have that name."""
-    names = [Path(run_dir).name for run_dir in run_dirs]
-    return [str(run) if names.count(name) > 1 else name for name, run in zip(names, run_dirs, strict=True)]
+def curve_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What runs are called in tables and pictures: the names of their folders, or the paths of those with one name."""
+    names = [Path(entry["run"]).name for entry in entries]
+    return [entry["run"] if names.count(name) > 1 else name for name, entry in zip(names, entries, strict=True)]
 
 
 def save_recall(path: Path, questions: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:

@@ -20,7 +20,7 @@ from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
 from recipes.metrics import UNITS
 from recipes.plots import curve_names, save_recall
-from recipes.text_figures import describe, format_table, metrics_of, scope_of, with_gain
+from recipes.text_figures import format_table, metrics_of, scope_of, with_gain
 from recipes.text_report import TextContents
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
@@ -98,7 +98,6 @@ class Text(TokenDomain):
     verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.continuations:sample"}
     report_contents = TextContents
     load = staticmethod(load)
-    describe = staticmethod(describe)
     format_table = staticmethod(format_table)
     scope = staticmethod(scope_of)
     require_plot = staticmethod(require_recall)
@@ -161,10 +160,13 @@ class Text(TokenDomain):
         first, *others = entries
         return [first, *(with_gain(entry, first) for entry in others)]
 
+    def describe(self, figures: dict[str, Any]) -> str:
+        return format_table([figures])
+
     def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
         if not is_recall(scored[0].run):
             return super().save_plot(path, scored, entries)
-        names = curve_names([entry["run"] for entry in entries])
+        names = curve_names(entries)
         save_recall(path, {"recall": {name: [entry] for name, entry in zip(names, entries, strict=True)}})
 
     def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:

@@ -60,83 +60,52 @@ def _size(unit: str, data: Dataset, split: str) -> int:
     return count
 
 
-def describe(figures: dict[str, Any]) -> str:
-    """Return the figures in a few lines."""
-    headline = figures["headline"]
-    lines = [
-        f"{figures['recipe']}, {figures['model']}, step {figures['step']}, {figures['split']} split: "
-        f"{figures[headline]:.4f} {UNITS[headline]}",
-        f"  {figures['nats_per_token']:.4f} nats = {figures['bits_per_token']:.4f} bits per token, "
-        f"{figures['num_tokens']:,} tokens, memory {figures['memory']}, compressed {figures['compressed']}",
-    ]
-    lines += [f"  {figures[name]:.4f} {unit}" for name, unit in UNITS.items() if name in figures and name != headline]
-    for bucket, entry in figures.get("perplexity_by_frequency", {}).items():
-        lines.append(
-            f"  {bucket:>7} in training: perplexity {entry['perplexity']:,.2f} ({entry['num_tokens']:,} tokens)"
-        )
-    if "bits_by_distance" in figures:
-        lines.append(f"  by distance, where chance is {figures['chance_bits']:.2f} bits:")
-        lines += [
-            f"  {entry['from']:>7} to {entry['to']:>5} steps: {entry['bits']:.3f} bits "
-            f"({counted(entry['num_answers'], 'answer')})"
-            for entry in figures["bits_by_distance"]
-        ]
-    if "word_perplexity" in figures:
-        lines.append(f"  word-level: {figures['num_words']:,} words, {figures['words_are']}")
-    if "dynamic" in figures:
-        dynamic = figures["dynamic"]
-        lines.append(
-            f"  dynamic, {dynamic['optimiser']} at {dynamic['lr']:g}: {dynamic[headline]:.4f} {UNITS[headline]}, "
-            f"{dynamic['nats_per_token']:.4f} nats per token ({dynamic['difference_to_plain_nats']:+.4f})"
-        )
-    if figures["averaged_checkpoints"] > 1:
-        lines.append(f"  with the mean weights of the last {figures['averaged_checkpoints']} checkpoints")
-    if figures["rows"]:
-        lines.append(f"  cut for speed, state {figures['state']}: worse than in one piece")
-    if figures["published_corpus"] is False:
-        lines.append("  not the published corpus: not comparable with the papers' figures")
-    return "\n".join(lines)
-
-
-def _labels(entries: Sequence[dict[str, Any]]) -> list[str]:
-    return curve_names([entry["run"] for entry in entries])
-
-
 def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return the comparison as a table's header and rows, in the order given."""
+    """Return one or several runs as a table's header and rows, in the order given."""
     first = entries[0]
     # Runs of several recipes with one vocabulary may have no metric in common.
     by_rank = dict.fromkeys([first["headline"], *UNITS])
     metrics = [name for name in by_rank if all(name in entry for entry in entries)]
-    names = [UNITS[name] for name in metrics]
-    header = ["run", *names, "nats/token", "to the first [95% interval]", "parameters", "trained on"]
     rows = []
-    for label, entry in zip(_labels(entries), entries, strict=True):
-        against = "-" if entry is first else with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
-        rows.append(
-            [
-                f"{label} ({entry['model']})",
-                *(f"{entry[name]:,.2f}" if name.endswith("perplexity") else f"{entry[name]:.4f}" for name in metrics),
-                f"{entry['nats_per_token']:.4f}",
-                against,
-                f"{entry['num_parameters'] / 1e6:.2f} M",
-                trained_on(entry),
-            ]
-        )
-    return header, rows
+    for label, entry in zip(curve_names(entries), entries, strict=True):
+        row = {"run": f"{label} ({entry['model']})"}
+        row |= {UNITS[name]: f"{entry[name]:{',.2f' if name.endswith('perplexity') else '.4f'}}" for name in metrics}
+        row["nats/token"] = f"{entry['nats_per_token']:.4f}"
+        if len(entries) > 1:
+            difference = with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
+            row["to the first [95% interval]"] = "-" if entry is first else difference
+        row["parameters"] = f"{entry['num_parameters'] / 1e6:.2f} M"
+        row["trained on"] = trained_on(entry)
+        rows.append(row)
+    return list(rows[0]), [list(row.values()) for row in rows]
 
 
 def format_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Return the comparison as text, in the order given."""
+    """Return one or several runs as text, in the order given."""
     first = entries[0]
+    headline = first["headline"]
     lines = table(*rows_of(entries))
     if "perplexity_by_frequency" in first:
         lines += ["", "perplexity by occurrences in training:", *table(*frequencies_of(entries))]
     if "bits_by_distance" in first:
         lines += ["", f"bits per answer by distance, chance {first['chance_bits']:.2f}:", *_distances(entries)]
     lines.append(scope_of(first))
+    if "word_perplexity" in first:
+        lines.append(f"word-level: {first['num_words']:,} words, {first['words_are']}")
+    if len(entries) == 1:
+        lines.append(f"step {first['step']:,}, memory {first['memory']}, compressed {first['compressed']}")
+    if "dynamic" in first:
+        dynamic = first["dynamic"]
+        lines.append(
+            f"dynamic, {dynamic['optimiser']} at {dynamic['lr']:g}: {dynamic[headline]:.4f} {UNITS[headline]}, "
+            f"{dynamic['nats_per_token']:.4f} nats per token ({dynamic['difference_to_plain_nats']:+.4f})"
+        )
+    if first["averaged_checkpoints"] > 1:
+        lines.append(f"with the mean weights of the last {first['averaged_checkpoints']} checkpoints")
     if first["rows"]:
-        lines.append(f"cut for speed, state {first['state']}")
+        lines.append(f"cut for speed, state {first['state']}: worse than in one piece")
+    if first["published_corpus"] is False:
+        lines.append("not the published corpus: not comparable with the papers' figures")
     return "\n".join(lines)
 
 
@@ -164,7 +133,7 @@ def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
     """Return Table 7 as header and rows: a line of perplexities for each run, then one of its gain, if it has one."""
     buckets = list(entries[0]["perplexity_by_frequency"])
     rows = []
-    for label, entry in zip(_labels(entries), entries, strict=True):
+    for label, entry in zip(curve_names(entries), entries, strict=True):
         own = entry["perplexity_by_frequency"]
         by_bucket = [f"{own[bucket]['perplexity']:,.2f}" if bucket in own else "-" for bucket in buckets]
         rows.append([label, *by_bucket, f"{entry['perplexity']:,.2f}"])
@@ -176,7 +145,7 @@ def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
 
 def _distances(entries: Sequence[dict[str, Any]]) -> list[str]:
     buckets = entries[0]["bits_by_distance"]
-    header = ["steps", *_labels(entries)]
+    header = ["steps", *curve_names(entries)]
     rows = [
         [f"{bucket['from']} to {bucket['to']}", *(f"{entry['bits_by_distance'][i]['bits']:.3f}" for entry in entries)]
         for i, bucket in enumerate(buckets)

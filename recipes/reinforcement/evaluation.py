@@ -174,7 +174,7 @@ def compare(
         entry["interval_95"] = None if half is None else [difference - half, difference + half]
     print(describe(entries))
     if plot_file is not None:
-        names = curve_names([agent.folder for agent in agents])
+        names = curve_names(entries)
         curves = {name: [read_returns(agent.folder)] for name, agent in zip(names, agents, strict=True)}
         save_returns(plot_file, curves)
     write_json(json_file, entries)
@@ -244,7 +244,7 @@ def _human_normalised(config: dict[str, Any], mean_return: float) -> dict[str, f
 
 def describe(entries: Sequence[dict[str, Any]]) -> str:
     """Figures of one or several runs as a table."""
-    rows, names = [], curve_names([entry["run"] for entry in entries])
+    rows, names = [], curve_names(entries)
     for name, entry in zip(names, entries, strict=True):
         error = entry["return_standard_error"]
         against = with_intervals(entry["difference_return"], entry["interval_95"], decimals=2, sign="+")
