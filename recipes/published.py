@@ -150,19 +150,17 @@ class _Reader:
     def __init__(self, path: Path, tensors: dict[str, Tensor], layout: Layout, settings: Settings) -> None:
         self.path, self.layout, self.settings = path, layout, settings
         self._tensors, self._taken = tensors, set[str]()
-        self._tables = self._numbered(f"{layout.trunk}word_emb.emb_layers.{{}}.weight")
-        layers = re.compile(re.escape(layout.trunk) + r"layers\.(\d{1,4})\.")
-        self.num_layers = 1 + max((int(found[1]) for name in tensors if (found := layers.match(name))), default=0)
+        self.num_layers = self._count(r"layers\.(\d{1,4})\.")
         self.d_model = int(self._take(f"{layout.trunk}layers.0.dec_attn.r_net.weight").shape[1])
 
-    def _numbered(self, pattern: str) -> list[Tensor]:
-        """Take pattern.format(0), pattern.format(1), ... as far as there are any."""
-        found: list[Tensor] = []
-        while pattern.format(len(found)) in self._tensors:
-            found.append(self._take(pattern.format(len(found))))
-        return found
+    def _count(self, numbered: str) -> int:
+        """How many of something the trunk has, by the largest number in names that begin so."""
+        pattern = re.compile(re.escape(self.layout.trunk) + numbered)
+        return 1 + max((int(found[1]) for name in self._tensors if (found := pattern.match(name))), default=0)
 
-    def _take(self, name: str) -> Tensor:
+    def _take(self, *names: str) -> Tensor:
+        """The first of `names` that exists, in fp32."""
+        name = next((name for name in names if name in self._tensors), names[0])
         if name not in self._tensors:
             raise UserError(
                 f"{self.path} lacks {name}, which {self.layout.name} layout has; is it the whole language model, with "
@@ -171,16 +169,12 @@ class _Reader:
         self._taken.add(name)
         return self._tensors[name].float()
 
-    def _take_either(self, *names: str) -> Tensor:
-        """Take the first of `names` that exists."""
-        return self._take(next((name for name in names if name in self._tensors), names[0]))
-
     def read(self, first_input: int) -> Published:
         """Convert everything; see `read_published`."""
         weights: dict[str, Tensor] = {}
         for i in range(self.num_layers):
             weights |= {f"layers.{i}.{name}": tensor for name, tensor in self._layer(i).items()}
-        inputs, outputs = self._clusters_of_inputs_and_outputs()
+        inputs, outputs = self._inputs_and_outputs()
         is_tied = inputs.are_shared_with(outputs)
         vocab_size = sum(len(table) for table in inputs.tables)
         if first_input >= vocab_size:
@@ -224,8 +218,8 @@ class _Reader:
             "attention.position.weight": self._take(f"{attention}r_net.weight"),
             "attention.output.weight": self._take(f"{attention}o_net.weight"),
             # Of each layer, or one for all of them, of which each gets its own.
-            "attention.content_bias": self._take_either(f"{attention}r_w_bias", f"{trunk}r_w_bias").clone(),
-            "attention.position_bias": self._take_either(f"{attention}r_r_bias", f"{trunk}r_r_bias").clone(),
+            "attention.content_bias": self._take(f"{attention}r_w_bias", f"{trunk}r_w_bias").clone(),
+            "attention.position_bias": self._take(f"{attention}r_r_bias", f"{trunk}r_r_bias").clone(),
             "attention_norm.weight": self._take(f"{attention}layer_norm.weight"),
             "attention_norm.bias": self._take(f"{attention}layer_norm.bias"),
             "feedforward_in.weight": self._take(f"{feedforward}CoreNet.0.weight"),
@@ -236,29 +230,25 @@ class _Reader:
             "feedforward_norm.bias": self._take(f"{feedforward}layer_norm.bias"),
         }
 
-    def _clusters_of_inputs_and_outputs(self) -> tuple["_Clusters", "_Clusters"]:
-        projections = self._numbered(f"{self.layout.trunk}word_emb.emb_projs.{{}}")
-        # What is tied may be in the file once, as the input's.
-        tables = self._numbered("crit.out_layers.{}.weight") or self._tables
-        own = [self._take("crit.out_projs.0")] if projections else []
-        own += self._numbered("crit.out_projs.{}")[1:] or projections[1:]
-        for name, found, wanted in (
-            ("word_emb.emb_projs", projections, self._tables if len(self._tables) > 1 else []),
-            ("crit.out_layers", tables, self._tables),
-            ("crit.out_projs", own, projections),
-        ):
-            if len(found) != len(wanted):
-                raise UserError(
-                    f"{self.path} has {len(found)} of {name}, not {len(wanted)}, one for each cluster of words; only "
-                    "embeddings of the model's width can be imported, and files that are complete"
-                )
-        return self._clusters(self._tables, projections), self._clusters(tables, own)
+    def _inputs_and_outputs(self) -> tuple["_Clusters", "_Clusters"]:
+        words = f"{self.layout.trunk}word_emb.emb_"
+        # What is tied may be in the file once, as the input's; the first projection never is.
+        tables = "crit.out_layers" if "crit.out_layers.0.weight" in self._tensors else f"{words}layers"
+        projections = "crit.out_projs" if "crit.out_projs.1" in self._tensors else f"{words}projs"
+        inputs = self._clusters(f"{words}layers", f"{words}projs", f"{words}projs")
+        return inputs, self._clusters(tables, "crit.out_projs", projections)
 
-    def _clusters(self, tables: list[Tensor], projections: list[Tensor]) -> "_Clusters":
-        """Clusters of words; a table that is one for all of them, because they are equally wide, is cut."""
-        if len(tables) > 1:
-            return _Clusters(tables, list(projections))
-        (table,), cutoffs = tables, self.settings.cutoffs
+    def _clusters(self, tables: str, first_projection: str, projections: str) -> "_Clusters":
+        """Clusters of words by their names; a table that is one for all of them, because they are equally wide, is cut.
+
+        Embeddings narrower than the model have a projection beside that one table, which `_refuse_others` refuses.
+        """
+        num_tables = self._count(r"word_emb\.emb_(?:layers|projs)\.(\d{1,4})")
+        table, *others = [self._take(f"{tables}.{i}.weight") for i in range(num_tables)]
+        if others:
+            named = [first_projection, *[projections] * len(others)]
+            return _Clusters([table, *others], [self._take(f"{name}.{i}") for i, name in enumerate(named)])
+        cutoffs = self.settings.cutoffs
         num_rare = len(self._take("crit.cluster_bias")) if "crit.cluster_bias" in self._tensors else 0
         bounds = [0, *cutoffs[:num_rare], len(table)]
         if len(bounds) != num_rare + 2 or any(a >= b for a, b in pairwise(bounds)):
@@ -271,7 +261,8 @@ class _Reader:
 
     def _head(self, outputs: "_Clusters", *, is_tied: bool) -> dict[str, Tensor]:
         """The head by our names."""
-        bias = torch.cat(self._numbered("crit.out_layers.{}.bias") or [self._take("crit.out_layers.0.bias")])
+        num_biases = len(outputs.tables) if outputs.projections[0] is not None else 1
+        bias = torch.cat([self._take(f"crit.out_layers.{i}.bias") for i in range(num_biases)])
         sizes, first = [len(table) for table in outputs.tables], outputs.projections[0]
         if len(bias) != sum(sizes):
             raise UserError(f"{self.path} has crit.out_layers of {len(bias):,} words, but an input of {sum(sizes):,}")

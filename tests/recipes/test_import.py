@@ -188,8 +188,8 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no head": (lacking("crit."), "lacks crit.out_projs.0"),
     "a missing key": (lacking("transformer.layers.1.dec_attn.r_net.weight"), "lacks transformer.layers.1"),
     "a missing layer": (lacking("transformer.layers.0.dec_attn.qkv_net.weight"), "lacks transformer.layers.0"),
-    "a missing table": (lacking("transformer.word_emb.emb_layers.3.weight"), "has 4 of word_emb.emb_projs, not 3"),
-    "a missing table of the head": (lacking("crit.out_layers.2.weight"), "has 2 of crit.out_layers, not 4"),
+    "a missing table": (lacking("transformer.word_emb.emb_layers.3.weight"), "lacks transformer.word_emb.emb_layers.3"),
+    "a missing table of the head": (lacking("crit.out_layers.2.weight"), "lacks crit.out_layers.2.weight"),
     "a stranger": (WEIGHTS | {"transformer.gate": torch.ones(2)}, "also has transformer.gate, which"),
     "another shape": (
         WEIGHTS | {"transformer.layers.1.dec_attn.o_net.weight": torch.ones(4, 16)},
