@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from recipes.reinforcement import AGENTS_STUDY
-from recipes.studies.curves import ByDistance, BySize, InTraining, Sizes
-from recipes.studies.report import Config, Report
-from recipes.studies.rows import Row, Rows
+from recipes.studies.report import ByDistance, BySize, Config, InTraining, Report, Row, Rows, Sizes
 from recipes.text import compose_config
 from waveform.system.errors import UserError
 

@@ -15,7 +15,7 @@ from recipes.corpora.episodes import make_episodes, read_distances, vocabulary
 from recipes.corpora.recall import RecallConfig
 from recipes.studies.catalogue import STUDIES, Study
 from recipes.studies.children import Children
-from recipes.studies.curves import ByDistance
+from recipes.studies.report import ByDistance
 from recipes.text import load
 from recipes.verbs.prepare import prepare
 from tests.recipes.calling import Capsys, figures_of, mistake, run

@@ -10,8 +10,7 @@ import pytest
 from pytest import MonkeyPatch
 
 from recipes.studies.catalogue import STUDIES, find_study
-from recipes.studies.curves import InTraining, Sizes
-from recipes.studies.rows import Row, Rows
+from recipes.studies.report import InTraining, Row, Rows, Sizes
 from recipes.text import compose_config
 from tests.recipes.calling import Capsys, mistake, run
 from tests.recipes.conftest import Calls

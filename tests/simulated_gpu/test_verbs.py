@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from recipes import metrics
 from recipes.studies.catalogue import Study
-from recipes.studies.curves import ByDistance
+from recipes.studies.report import ByDistance
 from recipes.verbs import study
 from tests.calling import cli, figures_of, write_tones
 from tests.recipes.calling import run as recipes_verb
