@@ -49,58 +49,50 @@ def study_of_agents(overrides: Sequence[str], config: StudyConfig) -> Study:
     recipe = GYMNASIUM if any(override.startswith("env=") for override in overrides) else OBJECT_MATCHING
     if recipe == OBJECT_MATCHING and config.envs:
         raise UserError("--envs is for Gymnasium; name an environment to train in too, env=NAME, or leave it out")
-    by_agent = _by_agent(recipe, overrides)
-    task = () if recipe == GYMNASIUM else _task(overrides, by_agent)
-    first = compose_config(recipe, (*task, *by_agent["rate_4"]))
-    for env in config.envs:
-        in_env(first, env)
+    config_of_rate_4 = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))
     by, places = "env", list(config.envs)
-    if task:
-        longest = first["task"]["delay"]
+    for env in config.envs:
+        in_env(config_of_rate_4, env)
+    task: Sequence[str] = ()
+    if recipe == OBJECT_MATCHING:
+        longest, task = _ways(config_of_rate_4, overrides)
         by, places = "delay", [str(n) for n in sorted({longest * eighths // 8 for eighths in _EIGHTHS})]
+    by_agent = _by_agent(config_of_rate_4, overrides)
     return Study(
         variants={k: (*task, *by_agent[k]) for k in VARIANTS if k in config.agents or not config.agents},
         report=ByPlace(by, places),
-        title=_TITLE.format(first["env"] if recipe == GYMNASIUM else "object matching"),
+        title=_TITLE.format(config_of_rate_4["env"] if recipe == GYMNASIUM else "object matching"),
         recipe=recipe,
         seeds=_SEEDS,
     )
 
 
-def _by_agent(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
+def _by_agent(rate_4: Config, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
     """Settings of each agent: `overrides`, with what they say of memories as it applies to its model, and its own."""
     sized = [override for override in overrides if setting_of(override) in _MEMORIES]
     others = [override for override in overrides if override not in sized]
-    config = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))
-    as_many = slots(config, "memory") + slots(config, "compressed")
-    txl = [f"model.window={config['model']['window']}", f"model.memory={as_many}"]
-    sizes = {_CT: sized, "model=transformer_xl": txl if sized else [], "model=lstm": []}
+    as_many = slots(rate_4, "memory") + slots(rate_4, "compressed")
+    txl = [f"model.window={rate_4['model']['window']}", f"model.memory={as_many}"]
+    sizes = {_CT: sized, "model=transformer_xl": txl, "model=lstm": []}
     return {label: (*others, *sizes[chosen[0]], *chosen) for label, chosen in VARIANTS.items()}
 
 
-def _task(overrides: Sequence[str], settings_by_agent: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Settings of object matching, unless `overrides` have a delay: ways that end beyond Transformer-XL's reach.
+def _ways(rate_4: Config, overrides: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """The longest delay, and settings of object matching: ways that end beyond Transformer-XL's reach, or as given.
 
-    Raises UserError for a preset in which rate 4 does not reach that far either.
+    Raises UserError for sizes with which rate 4 does not reach that far either.
     """
     if any(override.startswith("task.delay=") for override in overrides):
-        return ("task.shortest_delay=0",)
-    reach = {label: _reach(settings_by_agent[label]) for label in ("transformer_xl", "rate_4")}
-    # A step at the end of a window reaches a whole window further than one at its start.
-    beyond = reach["transformer_xl"][1]
-    if beyond > reach["rate_4"][0]:
+        return rate_4["task"]["delay"], ("task.shortest_delay=0",)
+    memory, compressed, window = (slots(rate_4, field) for field in ("memory", "compressed", "window"))
+    # From the end of a window; its start sees a whole window less.
+    beyond, of_rate_4 = memory + compressed + window, memory + 4 * compressed
+    if beyond > of_rate_4:
         raise UserError(
             f"figure5 needs a delay that Transformer-XL ({beyond} steps at most) does not reach and rate 4 "
-            f"({reach['rate_4'][0]} at least) does; raise model.compressed, lower model.window, or give task.delay"
+            f"({of_rate_4} at least) does; raise model.compressed, lower model.window, or give task.delay"
         )
-    return f"task.delay={beyond}", "task.shortest_delay=0", f"task.episode={_WAYS * beyond}"
-
-
-def _reach(settings: Sequence[str]) -> tuple[int, int]:
-    """Steps that a layer sees back from the start and from the end of a window."""
-    model = compose_config(OBJECT_MATCHING, settings)["model"]
-    back = model["memory"] + model.get("compressed", 0) * model.get("compression_rate", 0)
-    return back, back + model["window"]
+    return beyond, (f"task.delay={beyond}", "task.shortest_delay=0", f"task.episode={_WAYS * beyond}")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING, evaluation, figure5
 from recipes.reinforcement.settings import compose_config
-from recipes.studies.children import Children
+from recipes.studies.children import Children, StudyConfig
 from tests.recipes.calling import Capsys, mistake, run
 
 
@@ -19,8 +19,8 @@ def call(children: Children, *arguments: str) -> None:
 
 def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path) -> None:
     """At the default preset: Transformer-XL sees 16 slots and its window of 8, rate 4 at least 40 steps."""
-    agents = figure5._by_agent(OBJECT_MATCHING, ())
-    assert figure5._task((), agents) == ("task.delay=24", "task.shortest_delay=0", "task.episode=192")
+    settings = figure5.study_of_agents((), StudyConfig()).variants["rate_4"]
+    assert list(settings)[:3] == ["task.delay=24", "task.shortest_delay=0", "task.episode=192"]
     line = mistake(["study", "figure5", tmp_path / "a", "model.window=64", "train.chunk=64"])
     assert "figure5 needs a delay" in line and not (tmp_path / "a").exists()
     for arguments, words in (
@@ -41,12 +41,11 @@ def slots_and_window(settings: Sequence[str]) -> tuple[int, int | None]:
 
 def test_every_agent_has_the_slots_that_were_asked_for() -> None:
     sizes = ["model.window=4", "model.memory=2", "model.compressed=3", "train.lr=1e-3"]
-    for given, size in (((), (16, 8)), (sizes, (5, 4))):
-        agents = figure5._by_agent(OBJECT_MATCHING, given)
+    for given, size in (([], (16, 8)), (sizes, (5, 4)), (["model.memory=2"], (10, 8))):
+        agents = figure5.study_of_agents(given, StudyConfig()).variants
         found = {label: slots_and_window(chosen) for label, chosen in agents.items()}
         assert found == {label: (0, None) if label == "lstm" else size for label in figure5.VARIANTS}
-    assert all("train.lr=1e-3" in chosen for chosen in agents.values())
-    assert slots_and_window(figure5._by_agent(OBJECT_MATCHING, ["model.memory=2"])["transformer_xl"]) == (10, 8)
+        assert all(("train.lr=1e-3" in chosen) == ("train.lr=1e-3" in given) for chosen in agents.values())
 
 
 @pytest.mark.slow
@@ -60,7 +59,7 @@ def test_the_study_trains_draws_and_continues(tmp_path: Path, monkeypatch: pytes
     assert set(summary["figures"]) == {"rate_4", "transformer_xl", "lstm"}
     for row in summary["figures"].values():
         assert len(row["return"]["seeds"]) == 1
-        assert list(row["by_delay"]) == ["1", "2", "4", "6", "8"]
+        assert list(row["by_delay"]) == ["1", "3", "6", "9", "12"]
     assert (tmp_path / "out" / "figure5.png").stat().st_size > 1000
     (weights,) = (tmp_path / "out" / "lstm-0" / "checkpoints").glob("*/model.safetensors")
     written = weights.stat().st_mtime_ns
