@@ -66,14 +66,11 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int 
     return open_run(run_dir, device=device, **model_fields)
 
 
-def require_text(run_dir: Path | str, *, remedy: str | None = None) -> dict[str, Any]:
+def require_text(run_dir: Path | str, *, remedy: str = "this verb is for text") -> dict[str, Any]:
     """What the configuration of a run says of its data set. Raises UserError for a run on audio, or of an agent."""
     dataset: dict[str, Any] = read_config(find_run(run_dir))["dataset"]
-    kind = dataset["modality"].get("kind")
-    if kind == "environment":
-        raise UserError(f"{run_dir} is a run of an agent, not on text; {remedy or 'use evaluate, compare or play'}")
-    if kind != "text":
-        raise UserError(f"{run_dir} is a run on {kind}, not on text; {remedy or 'this verb is for text'}")
+    if (kind := dataset["modality"].get("kind")) != "text":
+        raise UserError(f"{run_dir} is a run of the kind {kind}, not on text; {remedy}")
     return dataset
 
 

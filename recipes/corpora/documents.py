@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
@@ -101,17 +102,11 @@ def read_text(document: Document) -> Iterator[str]:
         cut = len(words[0]) if len(words) == 2 else 0
         if len(text) - cut > _LONGEST_WORD:
             cut = len(text)
-        if cut:
-            yield from _without_endless_words(text[:cut])
+        yield from _without_endless_words(text[:cut])
         rest = text[cut:]
-    if rest:
-        yield from _without_endless_words(rest)
+    yield from _without_endless_words(rest)
 
 
-def _without_endless_words(text: str) -> Iterator[str]:
-    start = 0
-    for match in _ENDLESS_WORD.finditer(text):
-        yield text[start : match.end()]
-        start = match.end()
-    if start < len(text):
-        yield text[start:]
+def _without_endless_words(text: str) -> list[str]:
+    ends = [match.end() for match in _ENDLESS_WORD.finditer(text)]
+    return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]

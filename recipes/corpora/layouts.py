@@ -28,10 +28,9 @@ def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
             digest.update(block)
         if digest.hexdigest() != recipe.md5:
             raise recipe.refuse(source, f"the MD5 of {file} is {digest.hexdigest()}")
-    valid, test = size * 90 // 100, size * 95 // 100
-    if not config.check:
-        test = size - round(size * config.test)
-        valid = test - round(size * config.valid)
+    shares = CorpusConfig() if config.check else config
+    test = size - round(size * shares.test)
+    valid = test - round(size * shares.valid)
     if not 0 < valid < test < size:
         raise recipe.refuse(source, f"{file} has {size:,} bytes, too few for three splits")
     bounds = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}

@@ -32,15 +32,15 @@ _DAMAGE = (
 
 
 @contextmanager
-def _explained(*, damaged: str, unread: str) -> Iterator[None]:
-    """Raises UserError instead of what libraries raise; the arguments name the file in its two messages."""
+def _explained(what: str) -> Iterator[None]:
+    """Raises UserError instead of what libraries raise; `what` is read."""
     try:
         yield
     except _DAMAGE as error:
         reason = " ".join(str(error).split())  # it may have several lines
-        raise UserError(f"{damaged} is damaged or cut short ({reason}); fetch it again") from error
+        raise UserError(f"{what} is damaged or cut short ({reason}); fetch it again") from error
     except OSError as error:
-        raise UserError(f"cannot read {unread}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {what}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Source:
     def blocks(self, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yield bytes start..stop - 1 of a file in blocks. Raises UserError if it is damaged or cannot be read."""
         left = self.sizes[name] - start if stop is None else stop - start
-        with _explained(damaged=f"{self.path}: {name}", unread=f"{name} of {self.path}"), self.open(name) as file:
+        with _explained(f"{name} of {self.path}"), self.open(name) as file:
             if start:
                 file.seek(start)
             while left > 0:
@@ -77,7 +77,7 @@ class Source:
 
 def open_source(path: Path) -> Source:
     """Open a folder, an archive, or any other file. Raises UserError if it is missing, unreadable or damaged."""
-    with _explained(damaged=str(path), unread=str(path)):
+    with _explained(str(path)):
         if path.is_dir():
             return _folder(path)
         if not path.exists():

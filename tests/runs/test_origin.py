@@ -187,5 +187,5 @@ def test_audio_does_not_go_on_from_text_nor_text_from_audio(
         assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
         assert "labels" not in line
     line = mistake(["train", text / "data", tmp_path / "t", "--from", speech / "run"])
-    assert "is a run on audio, not on text; name one on text, or begin without --from" in line
+    assert "is a run of the kind audio, not on text; name one on text, or begin without --from" in line
     assert not (tmp_path / "t").exists()
