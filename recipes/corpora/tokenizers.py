@@ -142,13 +142,9 @@ class WordTokenizer(TextTokenizer):
         return self._encode(text.replace("\n", f" {END_OF_LINE} ").split())
 
     def decode(self, ids: Sequence[int]) -> str:
-        lines: list[list[str]] = [[]]
-        for word in (self._words[i] for i in ids):
-            if word == END_OF_LINE:
-                lines.append([])
-            else:
-                lines[-1].append(word)
-        return "\n".join(" ".join(line) for line in lines)
+        words = (self._words[i] for i in ids)
+        text = " ".join("\n" if word == END_OF_LINE else word for word in words)
+        return text.replace(" \n", "\n").replace("\n ", "\n")
 
     def content(self) -> dict[str, Any]:
         return {"words": self._words}
