@@ -50,11 +50,6 @@ class Unrolls(NamedTuple):
     ended: Tensor  # [U] bool: the episode ended with the unroll
     following: Inputs  # [U, 1, ...], what the agent would have read next
 
-    @staticmethod
-    def joined(parts: list["Unrolls"]) -> "Unrolls":
-        """All of them, one after another."""
-        return parts[0] if len(parts) == 1 else map_state(lambda *tensors: torch.cat(tensors), *parts)
-
 
 class ActorState(NamedTuple):
     """Everything that actors keep, rows first, so that checkpoints keep it and rows can be dealt anew."""

@@ -4,6 +4,8 @@ Shape letters: B rows, T steps, D model width, F features of an observation, V v
 """
 
 import math
+from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -53,17 +55,10 @@ class GridEncoder(nn.Module):
         return F.relu(sum_NF - (share * scale) @ vectors).unflatten(0, cells_BTc.shape[:2])
 
 
-class VectorEncoder(nn.Module):
-    """Real numbers [B, T, size], by one layer."""
-
-    def __init__(self, observation: Observation, num_features: int) -> None:
-        super().__init__()
-        (size,) = observation.shape
-        self.layer = nn.Linear(size, num_features)
-
-    def forward(self, numbers_BTn: Tensor) -> Tensor:
-        """-> [B, T, F]."""
-        return F.relu(self.layer(numbers_BTn))
+def vector_encoder(observation: Observation, num_features: int) -> nn.Module:
+    """Real numbers [B, T, size] -> [B, T, F], by one layer."""
+    (size,) = observation.shape
+    return nn.Sequential(OrderedDict(layer=nn.Linear(size, num_features), relu=nn.ReLU()))
 
 
 class _Residual(nn.Module):
@@ -96,9 +91,9 @@ class ImageEncoder(nn.Module):
         return F.relu(self.layer(x)).unflatten(0, pixels_BThwc.shape[:2])
 
 
-ENCODERS: dict[str, type[GridEncoder] | type[VectorEncoder] | type[ImageEncoder]] = {
+ENCODERS: dict[str, Callable[[Observation, int], nn.Module]] = {
     "grid": GridEncoder,
-    "vector": VectorEncoder,
+    "vector": vector_encoder,
     "image": ImageEncoder,
 }
 

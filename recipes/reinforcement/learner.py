@@ -102,7 +102,7 @@ class AgentLearner(Learner):
         counts = [sum(returns), len(returns), float(played.successes.sum()), float(played.chances.sum())]
         self.sums += torch.tensor(counts, dtype=torch.float64, device=self.sums.device)
         self.tokens_seen += self.config.chunk * self.config.batch_size
-        joined = Unrolls.joined(unrolls)
+        joined = map_state(lambda *tensors: torch.cat(tensors), *unrolls)
         figures = self.accumulate_gradients(joined)
         self.world.sum_gradients(self.agent.parameters())
         norms = clip(self.groups, self.config.clip_norm)

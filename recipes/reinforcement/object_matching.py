@@ -74,8 +74,9 @@ class ObjectMatching:
         targets = [(y - 1, x), (y, x + 1), (y + 1, x), (y, x - 1)]
         # [cell, action] -> cell: walls stop the agent.
         self._moved = np.stack([t.clip(0, size - 1) * size + u.clip(0, size - 1) for t, u in targets], axis=1)
-        self._trial, self._step, self._place, self._waited = np.zeros((4, len(rows)), np.int64)
-        self._shown, self._other, self._agent, self._match, self._differs = np.zeros((5, len(rows)), np.int64)
+        self._state = np.zeros((9, len(rows)), np.int64)  # of which these are views
+        self._trial, self._step, self._place, self._waited, *cells = self._state
+        self._shown, self._other, self._agent, self._match, self._differs = cells
         self._delay = self._delays()
 
     def begin(self) -> np.ndarray:
@@ -85,13 +86,13 @@ class ObjectMatching:
     def step(self, actions: np.ndarray) -> Outcome:
         """actions [N] -> what follows; on the way they have no effect."""
         on_way = self._place == WAY
-        self._agent = np.where(on_way, self._agent, self._moved[self._agent, actions])
+        self._agent[:] = np.where(on_way, self._agent, self._moved[self._agent, actions])
         first, second = self._place == FIRST_ROOM, self._place == SECOND_ROOM
         leaves = first & (self._agent == self._match)  # in the first room the pad's cell
         takes_match, takes_other = second & (self._agent == self._match), second & (self._agent == self._differs)
         reward = PAD_REWARD * leaves + CHOICE_REWARD * takes_other - CHOICE_REWARD * takes_match
-        self._waited = np.where(leaves, 0, self._waited + on_way)
-        self._place = np.where(leaves, WAY, self._place)
+        self._waited[:] = np.where(leaves, 0, self._waited + on_way)
+        self._place[:] = np.where(leaves, WAY, self._place)
         arrives = (self._place == WAY) & (self._waited >= self._delay)
         if arrives.any():
             self._enter_second_room(np.flatnonzero(arrives))
@@ -157,12 +158,10 @@ class ObjectMatching:
 
     def state(self) -> Sequence[np.ndarray]:
         """Nine counters and places, [N] each."""
-        return (self._trial, self._step, self._place, self._waited, self._shown, self._other, self._agent, self._match,
-                self._differs)  # fmt: skip
+        return tuple(self._state)
 
     def restore(self, state: Sequence[np.ndarray]) -> None:
-        (self._trial, self._step, self._place, self._waited, self._shown, self._other, self._agent, self._match,
-         self._differs) = (array.copy() for array in state)  # fmt: skip
+        self._state[:] = state
         self._delay = self._delays()
 
     def picture(self) -> np.ndarray:

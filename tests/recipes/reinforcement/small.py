@@ -12,6 +12,7 @@ from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.learner import AgentLearner, LearnerConfig, own_rows
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
+from waveform.engine.interface import map_state
 from waveform.engine.train_config import BaseTrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
@@ -55,7 +56,7 @@ def collected(agent: Agent) -> Unrolls:
     rows = own_rows(6, rank=0, num_ranks=1)
     environments = ObjectMatching(TASK, seed=4, rows=rows)
     actors = Actors(environments, agent, unroll=UNROLL, clipping="abs_one", seed=4, rows=rows)
-    return Unrolls.joined(actors.collect(30)[0])
+    return map_state(lambda *tensors: torch.cat(tensors), *actors.collect(30)[0])
 
 
 def small_learner(
