@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recipes.corpora.detokenize import detokenize
-from recipes.corpora.tokenizers import TextTokenizer, load_tokenizer
+from recipes.corpora.tokenizers import TextTokenizer, detokenize, load_tokenizer
 from waveform.engine.dataset import is_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens

@@ -20,8 +20,7 @@ from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
 from recipes.metrics import UNITS
 from recipes.plots import curve_names, save_recall
-from recipes.text_figures import format_table, metrics_of, scope_of, with_gain
-from recipes.text_report import TextContents
+from recipes.text_figures import TextContents, format_table, metrics_of, scope_of, with_gain
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
 from waveform.engine.token_set import TokenSet

@@ -4,15 +4,17 @@
 
 The character corpora, WikiText-103, Penn Treebank and each file of the One Billion Word benchmark are one document per
 split, as in the papers, which carry memory through all of it; each book of PG-19 and each file of a folder is a
-document.
+document. PG-19 was cleaned of the licence around books, and of some words (appendix C).
 """
 
 import codecs
 import io
 import re
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
@@ -20,6 +22,8 @@ from waveform.system.errors import UserError
 SPLITS = ("train", "valid", "test")
 END_OF_LINE = "<eos>"
 PLACEHOLDER = b"<DW>"  # as in the published PG-19
+# Where a book of Project Gutenberg starts and ends.
+_MARK = re.compile(rb"^\*\*\* ?(START|END) OF (?:THE|THIS) PROJECT GUTENBERG EBOOK[^\n]*\n?", re.M | re.I)
 _LONGEST_WORD = 1 << 20  # characters; anything longer is not text, and would have to be held in RAM
 # Learning merges takes time quadratic in the length of a word, so words are cut at this many characters.
 _ENDLESS_WORD = re.compile(r"\S{4096}|\s{4096}")
@@ -110,3 +114,45 @@ def read_text(document: Document) -> Iterator[str]:
 def _without_endless_words(text: str) -> list[str]:
     ends = [match.end() for match in _ENDLESS_WORD.finditer(text)]
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
+
+
+def without_licence(documents: Documents) -> Documents:
+    """Return documents cut to what lies between the lines that say where a book of Project Gutenberg starts and ends.
+
+    One without these lines is kept as it is, and counted on stderr.
+    """
+    unmarked = []
+
+    def cut(book: Document) -> Document:
+        marks = {match[1].upper(): match for match in _MARK.finditer(b"".join(book.blocks()))}
+        if marks.keys() == {b"START", b"END"} and marks[b"START"].end() < marks[b"END"].start():
+            return replace(book, start=book.start + marks[b"START"].end(), stop=book.start + marks[b"END"].start())
+        unmarked.append(book.name)
+        return book
+
+    found = {split: list(map(cut, books)) for split, books in documents.items()}
+    if unmarked:
+        print(
+            f"note: {len(unmarked):,} files have no lines of Project Gutenberg around their text and are read as they "
+            f"are, {unmarked[0]} for example",
+            file=sys.stderr,
+        )
+    return found
+
+
+def without_words(documents: Documents, path: Path) -> Documents:
+    """Return documents in which the words of the file `path`, one a line, are replaced, in upper or lower case.
+
+    Raises UserError for a file that cannot be read or has no words.
+    """
+    try:
+        words = path.read_bytes().split()
+    except OSError as error:
+        raise UserError(f"cannot read corpus.replaced_words={path}: {error.strerror}") from error
+    if not words:
+        raise UserError(f"corpus.replaced_words={path} has no words; write one a line, or leave it out")
+    longest_first = sorted(map(re.escape, words), key=len, reverse=True)
+    whole_words = re.compile(rb"(?<![\w\x80-\xff])(?:%b)(?![\w\x80-\xff])" % b"|".join(longest_first), re.IGNORECASE)
+    return {
+        split: [replace(document, replaced=whole_words) for document in found] for split, found in documents.items()
+    }

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from recipes.corpora.cleaning import without_licence, without_words
-from recipes.corpora.documents import SPLITS, Documents
+from recipes.corpora.documents import SPLITS, Documents, without_licence, without_words
 from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
 from waveform.system.rules import check_rules, whole_number

@@ -5,6 +5,7 @@ the data set, and loading it runs no code.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,11 @@ TOKENIZER_FILE = "tokenizer.json"
 UNKNOWN = "<unk>"
 _UNKNOWN_BYTE, _LEFT_OUT = -1, -2  # instead of the id of a symbol
 _ALPHABET = b" abcdefghijklmnopqrstuvwxyz"
+# Of published corpora: tokens, punctuation that had no space before it or after it, and quotations.
+_JOINED = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("`` ", '"'), (" ''", '"'))
+_BEFORE = re.compile(r" +([,.;:!?%)\]}]|n't\b|'(?:s|S|re|ve|ll|d|m)\b)")
+_AFTER = re.compile(r"([(\[{$£€]) +")
+_QUOTED = re.compile(r'(^|\s)" ?([^"\n]*?) ?"(?=\s|[,.;:!?)]|$)')
 
 
 class TextTokenizer(ABC):
@@ -231,3 +237,16 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         raise UserError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
     except Exception as error:  # the library raises a bare Exception for a file that it cannot parse
         raise UserError(f"{path} is damaged ({error!r}); prepare the data again") from error
+
+
+def detokenize(text: str) -> str:
+    """Return text that has spaces around punctuation, as published corpora have, with spaces as in print: for samples.
+
+    Undoes what the corpora's own tokenizers did (WikiText-103's " @-@ ", Penn Treebank's " 's "), as far as that is
+    known: the sides of a quotation mark are told by counting.
+    """
+    for token, written in _JOINED:
+        text = text.replace(token, written)
+    text = _QUOTED.sub(r'\1"\2"', text)
+    text = _AFTER.sub(r"\1", _BEFORE.sub(r"\1", text))
+    return "\n".join(line.strip() for line in text.split("\n"))

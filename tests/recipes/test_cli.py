@@ -12,8 +12,7 @@ import pytest
 
 from recipes.continuations import _evenly_spaced
 from recipes.corpora.catalogue import RECIPES
-from recipes.corpora.detokenize import detokenize
-from recipes.corpora.tokenizers import load_tokenizer
+from recipes.corpora.tokenizers import detokenize, load_tokenizer
 from recipes.verbs.sweep import sweep
 from tests.content import content
 from tests.ranks.run_ranks import command_on_ranks

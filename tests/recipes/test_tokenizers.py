@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes.corpora import sources
-from recipes.corpora.detokenize import detokenize
 from recipes.corpora.documents import Document, read_text, read_words
 from recipes.corpora.sources import open_source
 from recipes.corpora.tokenizers import (
@@ -18,6 +17,7 @@ from recipes.corpora.tokenizers import (
     SubwordTokenizer,
     TextTokenizer,
     WordTokenizer,
+    detokenize,
     load_tokenizer,
     save_tokenizer,
 )
