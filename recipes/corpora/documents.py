@@ -4,7 +4,7 @@
 
 The character corpora, WikiText-103, Penn Treebank and each file of the One Billion Word benchmark are one document per
 split, as in the papers, which carry memory through all of it; each book of PG-19 and each file of a folder is a
-document. PG-19 was cleaned of the licence around books, and of some words (appendix C).
+document. PG-19 was cleaned of the licence around books, and of some words (Rae et al. 2019, appendix C).
 """
 
 import codecs

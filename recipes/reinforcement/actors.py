@@ -64,14 +64,6 @@ class ActorState(NamedTuple):
     num_draws: Tensor  # [N]
 
 
-class Played(NamedTuple):
-    """What happened while unrolls were collected."""
-
-    returns: list[tuple[int, float]]  # of the episodes that ended: the row among this process's, the sum unclipped
-    successes: np.ndarray  # [N], and how often there could have been one
-    chances: np.ndarray  # [N]
-
-
 class Actors:
     """N rows of an environment and the agent's state in each."""
 
@@ -106,20 +98,27 @@ class Actors:
         self.state = state
         self.environments.restore([tensor.numpy() for tensor in state.environment])
 
-    def collect(self, num_steps: int) -> tuple[list[Unrolls], Played]:
-        """Take steps in every row; returns the unrolls that ended, oldest first, and what happened."""
-        unrolls: list[Unrolls] = []
-        returns: list[tuple[int, float]] = []
-        successes = chances = np.zeros(len(self._no_action), np.int64)
-        for _ in range(num_steps):
-            outcome = self._step(unrolls)
-            returns += self._end_episodes(outcome.ended)
-            successes, chances = successes + outcome.successes, chances + outcome.chances
-        self.state = self.state._replace(environment=_tensors(self.environments))
-        return unrolls, Played(returns, successes, chances)
+    def collect(self, num_steps: int) -> tuple[list[Unrolls], Tensor]:
+        """Take steps in every row; returns the unrolls that ended, oldest first, and counts [4], fp64.
 
-    def _step(self, unrolls: list[Unrolls]) -> Outcome:
-        """One step of every row; adds the unrolls that it ends."""
+        These are the sum of the returns of episodes that ended, their number, that of successes, and how often there
+        could have been one.
+        """
+        unrolls: list[Unrolls] = []
+        counts = torch.zeros(4, dtype=torch.float64)
+        for _ in range(num_steps):
+            outcome, returns = self.step(unrolls)
+            counts += torch.tensor(
+                [sum(returns.values()), len(returns), outcome.successes.sum(), outcome.chances.sum()]
+            )
+        self.state = self.state._replace(environment=_tensors(self.environments))
+        return unrolls, counts
+
+    def step(self, unrolls: list[Unrolls] | None = None) -> tuple[Outcome, dict[int, float]]:
+        """One step of every row, which adds what it ends to `unrolls`, if that is wanted; `collect` keeps the state.
+
+        Returns what followed, and by their row among this process's the returns, unclipped, of episodes that ended.
+        """
         state = self.state
         present, steps, length = state.present, state.steps, state.length
         start = reset_rows(state.start, state.agent, length == 0)
@@ -133,7 +132,7 @@ class Actors:
         following = Inputs(torch.from_numpy(outcome.observation), action, reward)
         length = length + 1
         full = ended | (length == self.unroll)
-        if full.any():
+        if unrolls is not None and full.any():
             every_row = Unrolls(start, steps, length, ended, map_state(lambda tensor: tensor[:, None], following))
             unrolls.append(take_rows(every_row, full.nonzero()[:, 0].tolist()))
         self.state = state._replace(
@@ -144,7 +143,7 @@ class Actors:
             episode_return=state.episode_return + torch.from_numpy(outcome.reward),
             num_draws=state.num_draws + 1,
         )
-        return outcome
+        return outcome, self._end_episodes(outcome.ended)
 
     @torch.no_grad()
     def _act(self, present: Inputs, state: ActorState) -> tuple[Tensor, Tensor, State]:
@@ -157,10 +156,10 @@ class Actors:
         action = below.sum(dim=-1).clamp(max=self.agent.num_actions - 1)
         return action, log_probabilities.gather(1, action[:, None])[:, 0], agent_state
 
-    def _end_episodes(self, ended: np.ndarray) -> list[tuple[int, float]]:
-        """Begin afresh in rows whose episode ended; returns these rows and what they were paid."""
+    def _end_episodes(self, ended: np.ndarray) -> dict[int, float]:
+        """Begin afresh in rows whose episode ended; returns what they were paid by these rows."""
         if not ended.any():
-            return []
+            return {}
         rows, state = torch.from_numpy(ended), self.state
         observation, action, reward = state.present
         self.state = state._replace(
@@ -168,7 +167,7 @@ class Actors:
             present=Inputs(observation, torch.where(rows, self._no_action, action), torch.where(rows, 0, reward)),
             episode_return=torch.where(rows, 0, state.episode_return),
         )
-        return [(row, float(state.episode_return[row])) for row in rows.nonzero()[:, 0].tolist()]
+        return {row: float(state.episode_return[row]) for row in rows.nonzero()[:, 0].tolist()}
 
 
 def _tensors(environments: Environments) -> tuple[Tensor, ...]:

@@ -47,14 +47,12 @@ def draw_episode(
     frames, rewards = [actors.environments.picture()], [0.0]
     with torch.inference_mode():
         for _ in range(num_steps):
-            before = float(actors.state.episode_return[0])
-            _, played = actors.collect(1)
-            if played.returns:  # the picture would be of another episode
-                rewards.append(played.returns[0][1] - before)
-                frames.append(np.zeros_like(frames[-1]))
+            outcome, ended = actors.step()
+            rewards.append(float(outcome.reward[0]))
+            # At the end the picture would be of another episode.
+            frames.append(np.zeros_like(frames[-1]) if ended else actors.environments.picture())
+            if ended:
                 break
-            rewards.append(float(actors.state.episode_return[0]) - before)
-            frames.append(actors.environments.picture())
     if gif_file is not None:
         save_gif(gif_file, frames)
     if plot_file is not None:

@@ -199,10 +199,10 @@ def play(trained: TrainedAgent, playing: Playing) -> dict[str, Any]:
     with torch.inference_mode():
         while min(map(len, returns)) < each:
             counts = np.array([len(row) < each for row in returns])
-            _, played = actors.collect(1)
-            for row, value in played.returns:
+            outcome, ended = actors.step()
+            for row, value in ended.items():
                 returns[row].append(value)
-            successes, chances = successes + played.successes[counts].sum(), chances + played.chances[counts].sum()
+            successes, chances = successes + outcome.successes[counts].sum(), chances + outcome.chances[counts].sum()
     counted = np.array([value for row in returns for value in row[:each]])
 
     def elsewhere(agent: TrainedAgent) -> dict[str, Any]:

@@ -97,10 +97,8 @@ class AgentLearner(Learner):
     def _update(self) -> dict[str, float]:
         """Let the actors act for an unroll's steps, and learn from what ended; returns the figures of this update."""
         self.agent.eval()
-        unrolls, played = self.actors.collect(self.config.chunk)
-        returns = [value for _, value in played.returns]
-        counts = [sum(returns), len(returns), float(played.successes.sum()), float(played.chances.sum())]
-        self.sums += torch.tensor(counts, dtype=torch.float64, device=self.sums.device)
+        unrolls, counts = self.actors.collect(self.config.chunk)
+        self.sums += counts.to(self.sums.device)
         self.tokens_seen += self.config.chunk * self.config.batch_size
         joined = map_state(lambda *tensors: torch.cat(tensors), *unrolls)
         figures = self.accumulate_gradients(joined)
