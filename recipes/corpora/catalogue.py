@@ -13,8 +13,6 @@ from recipes.corpora.recipe import Recipe
 from waveform.system.errors import UserError
 
 _GROUP = "waveform.recipes"
-_MAHONEY = "of 100,000,000 bytes, raw or zipped, MD5 {md5}, from http://mattmahoney.net/dc/textdata.html"
-_ENWIK8_MD5, _TEXT8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a", "3bea1919949baf155f99411df5fada7e"
 
 
 def _write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str:
@@ -23,31 +21,27 @@ def _write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> st
     return write_recall(folder, config, show_progress)
 
 
+def _of_mahoney(name: str, *, tokens: str, md5: str) -> Recipe:
+    """One of two files, of characters that are bytes."""
+    where = "http://mattmahoney.net/dc/textdata.html"
+    return Recipe(
+        name=name,
+        title=name,
+        published=f"the file {name} of 100,000,000 bytes, raw or zipped, MD5 {md5}, from {where}",
+        documents=one_file,
+        tokens=tokens,
+        headline="bits_per_character",
+        state="carry",
+        size_bytes=100_000_000,
+        md5=md5,
+    )
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
-            name="enwik8",
-            title="enwik8",
-            published="the file enwik8 " + _MAHONEY.format(md5=_ENWIK8_MD5),
-            documents=one_file,
-            tokens="bytes",
-            headline="bits_per_character",
-            state="carry",
-            size_bytes=100_000_000,
-            md5=_ENWIK8_MD5,
-        ),
-        Recipe(
-            name="text8",
-            title="text8",
-            published="the file text8 " + _MAHONEY.format(md5=_TEXT8_MD5),
-            documents=one_file,
-            tokens="characters",
-            headline="bits_per_character",
-            state="carry",
-            size_bytes=100_000_000,
-            md5=_TEXT8_MD5,
-        ),
+        _of_mahoney("enwik8", tokens="bytes", md5="a1fa5ffddb56f4953e226637dabbb36a"),
+        _of_mahoney("text8", tokens="characters", md5="3bea1919949baf155f99411df5fada7e"),
         Recipe(
             name="wikitext103",
             title="WikiText-103 by words",
