@@ -79,9 +79,7 @@ def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
 
 
 def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
-    """Any folder of .txt files: by its own folders train, valid(ation) and test, or else split by file."""
-    if not source.path.is_dir():
-        raise UserError(f"{source.path} is not a folder; give a folder of .txt files")
+    """Any .txt files: by their own folders train, valid(ation) and test, or else split by file."""
     found = _by_folder(source, lambda file: file.split("/")[0])
     if all(found.values()):
         return found
