@@ -6,6 +6,7 @@ Rows step side by side, and what happens in them is what would happen in this pr
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
@@ -61,28 +62,23 @@ class EnvironmentProcesses(Environments):
     def _ask(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         """What a method returns for each row; arguments: one for each."""
         for row, connection in enumerate(self._connections):
-            try:
+            with suppress(OSError):  # of a process that has ended, which gives no answer either
                 connection.send((method,) if arguments is None else (method, arguments[row]))
-            except OSError as error:
-                raise self._ended(row) from error
         return [self._answer(row) for row in range(len(self._connections))]
 
     def _answer(self, row: int) -> Any:
         try:
             answer = self._connections[row].recv()
         except (EOFError, OSError) as error:
-            raise self._ended(row) from error
+            process = self._processes[row]
+            process.join(10)
+            raise Trouble(
+                f"the process of the environment in row {row} has ended (exit code {process.exitcode}); if it wrote "
+                "why, that stands above. Run the same command again to continue from the last checkpoint"
+            ) from error
         if isinstance(answer, UserError):
             raise answer
         return answer
-
-    def _ended(self, row: int) -> Trouble:
-        process = self._processes[row]
-        process.join(10)
-        return Trouble(
-            f"the process of the environment in row {row} has ended (exit code {process.exitcode}); if it wrote why, "
-            "that stands above. Run the same command again to continue from the last checkpoint"
-        )
 
 
 def _close(connections: list["Connection[Any, Any]"]) -> None:
