@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.scoring import own_tokens
 from waveform.system.console import counted
 from waveform.system.errors import UserError
+from waveform.system.rules import check_rules, whole_number
 
 NUCLEUS = 0.98  # Rae et al. 2019, appendix E
 
@@ -26,13 +28,13 @@ NUCLEUS = 0.98  # Rae et al. 2019, appendix E
 class Prefixes:
     """Held-out documents to continue (Dai et al. 2019 and Rae et al. 2019, appendices E)."""
 
-    documents: int | None = None  # how many, evenly spaced; a split of fewer is cut into pieces; None: a prompt instead
-    prefix: int = 512  # tokens of each that the model reads
+    # How many, evenly spaced; a split of fewer is cut into pieces; None: a prompt instead.
+    documents: Annotated[int, whole_number(1)] | None = None
+    prefix: Annotated[int, whole_number(1)] = 512  # tokens of each that the model reads
     split: str = "test"
 
     def __post_init__(self) -> None:
-        if (self.documents is not None and self.documents < 1) or self.prefix < 1:
-            raise UserError(f"--documents is {self.documents} and --prefix is {self.prefix}; both must be at least 1")
+        check_rules(self)
 
 
 def sample(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -31,7 +31,9 @@ from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
+from waveform.system.rules import check_rules, whole_number
 
+_OF_ENVIRONMENT = ("recipe", "env", "env_options", "env_actions", "task")  # settings that decide which it is
 _ROWS = 64  # side by side
 # Mean returns of people and of random actions in that level (Espeholt et al. 2018, scalable_agent's dmlab30.py).
 _HUMAN, _RANDOM = 65.9, 0.312
@@ -42,7 +44,7 @@ _FIRST_ROW = 1 << 40  # beyond all rows of training, whose episodes are others
 class Playing:
     """What an agent plays when it is evaluated. Raises UserError for a number of episodes out of range."""
 
-    episodes: int = 256
+    episodes: Annotated[int, whole_number(1)] = 256
     delays: Sequence[int] = ()  # of object matching: corridors' lengths in steps, each with as many episodes
     env: str | None = None  # of Gymnasium: the one that they were trained in, if it has a module or options
     envs: Sequence[str] = ()  # other Gymnasium environments, in each of which as many episodes are played
@@ -50,8 +52,7 @@ class Playing:
     compressed: int | None = None  # compressed slots; None: as in training
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise UserError(f"--episodes is {self.episodes}; it must be at least 1")
+        check_rules(self)
 
 
 @dataclass
@@ -62,11 +63,6 @@ class TrainedAgent:
     config: dict[str, Any]
     agent: Agent
     checkpoint: Checkpoint
-
-    @property
-    def task(self) -> dict[str, Any]:
-        """What decides which environment it is."""
-        return {name: self.config.get(name) for name in ("recipe", "env", "env_options", "env_actions", "task")}
 
     def at_delay(self, delay: int) -> "TrainedAgent":
         """The same agent where every way takes `delay` steps. Raises UserError if its task is another."""
@@ -160,7 +156,7 @@ def compare(
     how: dict[str, Any] = {"env": playing.env, "memory": playing.memory, "compressed": playing.compressed}
     agents = [open_agent(run, device=device, **how) for run in run_dirs]
     for agent in agents:
-        if agent.task != agents[0].task:
+        if any(agent.config.get(name) != agents[0].config.get(name) for name in _OF_ENVIRONMENT):
             raise UserError(
                 f"{agents[0].folder} and {agent.folder} were trained in different environments and cannot be compared"
             )
