@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipes.reinforcement.actors import REWARD_CLIPPING, Actors, ActorState, Unrolls
-from recipes.reinforcement.agent import Agent, AgentStep, Inputs
-from recipes.reinforcement.encoders import GridEncoder
+from recipes.reinforcement.agent import Agent, AgentStep, GridEncoder, Inputs
 from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.vtrace import vtrace
 from waveform.engine.interface import State, map_state, optional_parts, take_rows

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from recipes.reinforcement.encoders import Encoder, GridEncoder
+from recipes.reinforcement.agent import Encoder, GridEncoder
 from recipes.reinforcement.environment import Observation
 from tests.recipes.reinforcement.small import small_learner
 
