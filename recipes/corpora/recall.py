@@ -20,7 +20,6 @@ from waveform.system.rules import Rule, check_rules, whole_number
 
 NAME = "recall"
 _MAX_TOKENS = 1 << 30
-_MAX_FACTS = 1 << 16
 _FILLERS = Rule(lambda value: 0 <= value < 1, "it must be a share of an episode, at least 0 and below 1")
 _Episodes = Annotated[int, whole_number(1)]
 
@@ -44,11 +43,6 @@ class RecallConfig:
             raise UserError(
                 f"corpus.fillers={self.fillers} leaves no room for an answer in {self.episode} tokens; "
                 "lower it, or raise corpus.episode"
-            )
-        if self.keys * self.values > _MAX_FACTS:
-            raise UserError(
-                f"corpus.keys={self.keys} with corpus.values={self.values} make {self.keys * self.values:,} facts; "
-                f"at most {_MAX_FACTS:,} are possible"
             )
         num_tokens = (self.train + self.valid + self.test) * self.episode
         if num_tokens > _MAX_TOKENS:

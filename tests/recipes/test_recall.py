@@ -139,7 +139,6 @@ def test_mistakes_are_one_line(place: Path, tmp_path: Path) -> None:
             "corpus.keys=1000 corpus.episode=8 corpus.train=9999 corpus.test=1",
             "no key comes up twice in the test split; lower corpus.keys (1000)",
         ),
-        ("corpus.keys=1000 corpus.values=1000", "at most 65,536 are possible"),
         ("corpus.check=false", "'corpus.check=false' is not a setting of prepare recall; its settings are corpus.keys"),
     ):
         assert words in mistake(["prepare", "recall", new, *settings.split()])
