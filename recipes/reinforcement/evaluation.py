@@ -254,12 +254,11 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
         }
         if len(entries) == 1:
             del row["to the first [95% interval]"]
+        if "human_normalised" in entry:
+            row["human-normalised"] = f"{entry['human_normalised']:.1%}"
         rows.append(row)
     first = entries[0]
     lines = [as_table(rows, f"{first['environment']}: {counted(first['episodes'], 'episode')} each")]
-    scores = [f"{entry['human_normalised']:.1%}" for entry in entries if "human_normalised" in entry]
-    if scores:
-        lines.append(f"human-normalised, as in Rae et al. 2019, Figure 5: {', '.join(scores)}")
     for by, at in (("delay", "at a delay of"), ("env", "in")):
         if first[f"by_{by}"]:
             places = zip(*(entry[f"by_{by}"] for entry in entries), strict=True)
