@@ -23,12 +23,6 @@ def draw_over_seeds(axes: "Axes", i: int, label: str, x: Any, values: np.ndarray
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
-def curve_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What runs are called in tables and pictures: the names of their folders, or the paths of those with one name."""
-    names = [Path(entry["run"]).name for entry in entries]
-    return [entry["run"] if names.count(name) > 1 else name for name, entry in zip(names, entries, strict=True)]
-
-
 def save_recall(path: Path, questions: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
     """Draw a panel of each question: bits by distance of each model's figures, as `evaluate` returns them, by seed.
 

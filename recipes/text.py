@@ -19,7 +19,7 @@ from recipes.corpora.catalogue import RECIPES, find_recipe, recipe_names
 from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
 from recipes.metrics import UNITS
-from recipes.plots import curve_names, save_recall
+from recipes.plots import save_recall
 from recipes.text_figures import TextContents, format_table, metrics_of, scope_of, with_gain
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
@@ -27,7 +27,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
-from waveform.runs.scoring import EvaluateOptions, ScoredRun, own_tokens
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, display_names, own_tokens
 from waveform.runs.settings import ConfigFamily, compose_family
 from waveform.runs.space import Space, space_of
 from waveform.system.errors import UserError
@@ -162,7 +162,7 @@ class Text(TokenDomain):
     def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
         if not is_recall(scored[0].run):
             return super().save_plot(path, scored, entries)
-        names = curve_names(entries)
+        names = display_names(entries)
         save_recall(path, {"recall": {name: [entry] for name, entry in zip(names, entries, strict=True)}})
 
     def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:

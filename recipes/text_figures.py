@@ -10,7 +10,6 @@ from recipes.continuations import NUCLEUS, Prefixes, continue_documents
 from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.episodes import is_recall, read_distances
 from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
-from recipes.plots import curve_names
 from waveform.analyses.layers import DEFAULT_TOKENS
 from waveform.domain import Metrics
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
@@ -21,7 +20,7 @@ from waveform.ranks.distributed import World
 from waveform.report_page.contents import Figures, Making, ReportContents
 from waveform.report_page.page import Table, Writing
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions, trained_on
+from waveform.runs.scoring import EvaluateOptions, display_names, trained_on
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, printable, table
 from waveform.system.errors import UserError
@@ -77,8 +76,8 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     by_rank = dict.fromkeys([first["headline"], *UNITS])
     metrics = [name for name in by_rank if all(name in entry for entry in entries)]
     rows = []
-    for label, entry in zip(curve_names(entries), entries, strict=True):
-        row = {"run": f"{label} ({entry['model']})"}
+    for label, entry in zip(display_names(entries), entries, strict=True):
+        row = {"run": label}
         row |= {UNITS[name]: f"{entry[name]:{',.2f' if name.endswith('perplexity') else '.4f'}}" for name in metrics}
         row["nats/token"] = f"{entry['nats_per_token']:.4f}"
         if len(entries) > 1:
@@ -143,7 +142,7 @@ def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
     """Return Table 7 as header and rows: a line of perplexities for each run, then one of its gain, if it has one."""
     buckets = list(entries[0]["perplexity_by_frequency"])
     rows = []
-    for label, entry in zip(curve_names(entries), entries, strict=True):
+    for label, entry in zip(display_names(entries), entries, strict=True):
         own = entry["perplexity_by_frequency"]
         by_bucket = [f"{own[bucket]['perplexity']:,.2f}" if bucket in own else "-" for bucket in buckets]
         rows.append([label, *by_bucket, f"{entry['perplexity']:,.2f}"])
@@ -155,7 +154,7 @@ def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
 
 def _distances(entries: Sequence[dict[str, Any]]) -> list[str]:
     buckets = entries[0]["bits_by_distance"]
-    header = ["steps", *curve_names(entries)]
+    header = ["steps", *display_names(entries)]
     rows = [
         [f"{bucket['from']} to {bucket['to']}", *(f"{entry['bits_by_distance'][i]['bits']:.3f}" for entry in entries)]
         for i, bucket in enumerate(buckets)
@@ -207,8 +206,7 @@ class TextContents(ReportContents):
         )
 
     def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:
-        header, rows = rows_of(entries)
-        return Table(header, [[name, *row[1:]] for name, row in zip(names, rows, strict=True)])
+        return Table(*rows_of(entries))
 
     def shown(
         self, runs: dict[str, TrainedRun], tokens: TokenSet, entries: list[dict[str, Any]], making: Making

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from recipes.plots import curve_names, read_returns, save_returns
+from recipes.plots import read_returns, save_returns
 from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
@@ -25,7 +25,7 @@ from waveform.ranks.distributed import choose_device
 from waveform.runs.folder import Saved, read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import load_model, use_saved
-from waveform.runs.scoring import trained_on
+from waveform.runs.scoring import display_names, trained_on
 from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, table
@@ -170,7 +170,7 @@ def compare(
         entry["interval_95"] = None if half is None else [difference - half, difference + half]
     print(describe(entries))
     if plot_file is not None:
-        names = curve_names(entries)
+        names = display_names(entries)
         curves = {name: [read_returns(agent.folder)] for name, agent in zip(names, agents, strict=True)}
         save_returns(plot_file, curves)
     write_json(json_file, entries)
@@ -240,12 +240,12 @@ def _human_normalised(config: dict[str, Any], mean_return: float) -> dict[str, f
 
 def describe(entries: Sequence[dict[str, Any]]) -> str:
     """Figures of one or several runs as a table."""
-    rows, names = [], curve_names(entries)
+    rows, names = [], display_names(entries)
     for name, entry in zip(names, entries, strict=True):
         error = entry["return_standard_error"]
         against = with_intervals(entry["difference_return"], entry["interval_95"], decimals=2, sign="+")
         row = {
-            "run": f"{name} ({entry['model']})",
+            "run": name,
             "return an episode": f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
             "to the first [95% interval]": "-" if entry is entries[0] else against,
             "successes": _successes(entry),

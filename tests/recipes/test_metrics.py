@@ -47,7 +47,8 @@ def test_nats_are_divided_by_what_papers_count(recipe: str, tokens: str, expecte
 def figures(run: str, by_frequency: list[float], total: float, *, num_tokens: int = 9) -> dict[str, Any]:
     by_bucket = zip(FREQUENCY_BUCKETS, by_frequency, strict=False)
     perplexities = {bucket: {"perplexity": value, "num_tokens": num_tokens} for bucket, value in by_bucket}
-    return {"run": run, "perplexity": total, "perplexity_by_frequency": perplexities}
+    known = {"run": run, "model": run.removeprefix("runs/")}
+    return known | {"perplexity": total, "perplexity_by_frequency": perplexities}
 
 
 def test_gains_are_table_7s() -> None:
@@ -73,5 +74,5 @@ def test_runs_of_two_recipes_are_compared_by_what_both_have() -> None:
     first = {**known, "run": "a/run", "headline": "bits_per_byte", "word_perplexity": 3.0}
     header, rows = rows_of([first, {**known, "run": "b/run", "headline": "bits_per_character", "origin": "c"}])
     assert header[:3] == ["run", "bits per byte", "nats/token"] and [row[1] for row in rows] == ["2.0000", "2.0000"]
-    assert [row[0] for row in rows] == ["a/run (lstm)", "b/run (lstm)"]  # the folders have one name
+    assert [row[0] for row in rows] == ["lstm (a/run)", "lstm (b/run)"]  # the folders have one name
     assert [row[-1] for row in rows] == ["0.05 M tokens, 1 s", "0.05 M tokens, 1 s, after c"]

@@ -108,7 +108,7 @@ def test_runs_are_compared_by_distance(place: Path, tmp_path: Path, capsys: Caps
     runs = [place / "compressive_transformer", place / "transformer_xl", copy]
     run("compare", *runs, "--plot", tmp_path / "c.png")
     assert "bits per answer by distance, chance 2.00" in capsys.readouterr().out
-    assert drawn == ["compressive_transformer", str(runs[1]), str(copy)]
+    assert drawn == ["compressive_transformer", f"transformer_xl ({runs[1]})", f"transformer_xl ({copy})"]
 
 
 @pytest.mark.slow

@@ -36,8 +36,9 @@ def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsy
     assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_tokens_seen"] == 6 * 8 * 8
     assert (figures["schema"], figures["kind"], figures["unit"]) == (1, "environment", "step")
     assert figures_of(tmp_path / "again.json", "evaluate", runs / "ct", "--episodes", 5) == figures
-    namesake = shutil.copytree(runs / "lstm", tmp_path / "ct")
-    run("compare", runs / "ct", namesake, "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
+    namesake = shutil.copytree(runs / "ct", tmp_path / "ct")
+    every = [runs / "ct", namesake, runs / "lstm"]
+    run("compare", *every, "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
     table = capsys.readouterr().out
     assert table.count(str(runs / "ct")) == table.count(str(namesake)) == 2
     assert "to the first [95% interval]" in table and "successes at a delay of" in table
