@@ -76,20 +76,34 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
     with explain_write_errors(folder):
         (folder / _DISTANCES).mkdir()
     total = sum(getattr(config, split) for split in SPLITS)
+    lines = [
+        f"{NAME} of {config.keys} keys with {config.values} values, {config.chance_bits:.2f} bits an answer by chance"
+    ]
     block = max(1, _BLOCK_TOKENS // config.episode)
     with Progress(f"prepare {NAME}", total=total, unit="episode", enabled=show_progress) as progress:
         for number, split in enumerate(SPLITS):
             rng, num_episodes = np.random.default_rng([config.seed, number]), getattr(config, split)
+            num_answers = 0
             with (
                 shard(split, tokenizer.vocab_size, into=folder) as tokens,
                 shard(split, config.episode, into=folder / _DISTANCES) as distances,
             ):
                 for first in range(0, num_episodes, block):
                     episodes = make_episodes(min(block, num_episodes - first), config, rng)
+                    num_answers += int(np.count_nonzero(episodes.distances_ET))
                     for i, (tokens_T, distances_T) in enumerate(zip(*episodes, strict=True), start=first):
                         tokens.write(f"{split}-{i:08d}", [tokens_T])
                         distances.write(f"{split}-{i:08d}", [distances_T])
                         progress.update()
+            if not num_answers:  # there would be nothing to report
+                raise UserError(
+                    f"no key comes up twice in the {split} split; lower corpus.keys ({config.keys}) or corpus.fillers, "
+                    f"or raise corpus.episode or corpus.{split}"
+                )
+            num_tokens = num_episodes * config.episode
+            lines.append(
+                f"  {split:5}  {num_tokens:>13,} tokens  {num_answers:>11,} answers  in {num_episodes:,} episodes"
+            )
     save_tokenizer(tokenizer, folder)
     for into, vocab_size in ((folder, tokenizer.vocab_size), (folder / _DISTANCES, config.episode)):
         write_dataset(
@@ -100,25 +114,6 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
                 splits={split: [f"{split}.shard"] for split in SPLITS},
                 sources={"checked": True, "settings": vars(config)},
             )
-        )
-    return _describe(read_dataset(folder), config)
-
-
-def _describe(data: Dataset, config: RecallConfig) -> str:
-    """What each split contains. Raises UserError for one without answers, of which there would be nothing to report."""
-    lines = [
-        f"{NAME} of {config.keys} keys with {config.values} values, {config.chance_bits:.2f} bits an answer by chance"
-    ]
-    for split in SPLITS:
-        distances = read_distances(data, split)
-        answers = distances.num_tokens - int(distances.counts[0])
-        if not answers:
-            raise UserError(
-                f"no key comes up twice in the {split} split; lower corpus.keys ({config.keys}) or corpus.fillers, or "
-                f"raise corpus.episode or corpus.{split}"
-            )
-        lines.append(
-            f"  {split:5}  {distances.num_tokens:>13,} tokens  {answers:>11,} answers  in {len(distances):,} episodes"
         )
     return "\n".join(lines)
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, whole_number
+from waveform.system.rules import BELOW_1, check_rules, whole_number
 
 NAME = "recall"
 _MAX_TOKENS = 1 << 30
-_FILLERS = Rule(lambda value: 0 <= value < 1, "it must be a share of an episode, at least 0 and below 1")
 _Episodes = Annotated[int, whole_number(1)]
 
 
@@ -31,7 +30,7 @@ class RecallConfig:
     keys: Annotated[int, whole_number(1, 1000)] = 16
     values: Annotated[int, whole_number(2, 1000)] = 8
     episode: Annotated[int, whole_number(8, 1 << 20)] = 640  # tokens
-    fillers: Annotated[float, _FILLERS] = 0.6  # share of an episode's tokens that are neither keys nor facts
+    fillers: Annotated[float, BELOW_1] = 0.6  # share of an episode's tokens that are neither keys nor facts
     train: _Episodes = 4096  # episodes
     valid: _Episodes = 128
     test: _Episodes = 2048  # many, because answers from far away are few
