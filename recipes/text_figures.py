@@ -154,12 +154,11 @@ def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
 
 def _distances(entries: Sequence[dict[str, Any]]) -> list[str]:
     buckets = entries[0]["bits_by_distance"]
-    header = ["steps", *display_names(entries)]
     rows = [
-        [f"{bucket['from']} to {bucket['to']}", *(f"{entry['bits_by_distance'][i]['bits']:.3f}" for entry in entries)]
-        for i, bucket in enumerate(buckets)
+        [label, *(f"{bucket['bits']:.3f}" for bucket in entry["bits_by_distance"])]
+        for label, entry in zip(display_names(entries), entries, strict=True)
     ]
-    return table(header, rows)
+    return table(["run", *(f"to {bucket['to']}" for bucket in buckets)], rows)
 
 
 @dataclass(frozen=True)
