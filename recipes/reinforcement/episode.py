@@ -39,8 +39,6 @@ def draw_episode(
         raise UserError("nothing would be drawn; give --gif FILE.gif, --plot FILE.png or both")
     if gif_file is not None and gif_file.suffix.lower() != ".gif":
         raise UserError(f"--gif {gif_file} is not a .gif")
-    if num_steps < 1:
-        raise UserError(f"--steps is {num_steps}; it must be at least 1")
     check_files(json_file=None, plot_file=plot_file)
     require_writable(gif_file, option="--gif")
     actors = open_agent(run_dir, env=env, device=device).actors(1, first_row=_ROW)

@@ -109,11 +109,8 @@ class Rows(Report):
         known = next(iter(runs.values()))[0][TEST]
         headline, rows = known["headline"], {}
         for name, (candidates, published) in self.rows.items():
-            valid = {
-                label: mean_and_interval([run[VALID][headline] for run in runs[label]])
-                for label in candidates
-                if not self.by_attention
-            }
+            chosen_from = {} if self.by_attention else candidates
+            valid = {label: mean_and_interval([run[VALID][headline] for run in runs[label]]) for label in chosen_from}
             best = min(candidates, key=lambda label: valid[label]["mean"] if valid else 0)
             longer = [run[SIZES]["chosen"] for run in runs[best] if SIZES in run]
             rows[name] = {
