@@ -5,7 +5,7 @@ A study of a paper's table or figure runs at any preset: what its settings chang
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 from recipes.reinforcement import AGENTS_STUDY
 from recipes.studies.report import ByDistance, BySize, Config, InTraining, Report, Row, Rows, Sizes
@@ -88,36 +88,25 @@ _FIGURE_3 = {  # curve, `figure3_*` in conf/studies.yaml -> what becomes small o
 }
 
 
-@cache
-def _as_published(*settings: str) -> Config:
-    """What `train` is in the paper's preset."""
-    return compose_config("enwik8", ["preset=paper", *settings])["train"]
+_MOVED = ("max_steps", "lr_change_at", "update_period_from")  # fields of `train` that are steps
+
+
+def _at_the_same_share(config: Config, *chosen: str) -> list[str]:
+    """`chosen`, and with them training that changes, and ends, at the same share as in the paper's preset."""
+    steps, paper = config["train"]["max_steps"], compose_config("enwik8", ["preset=paper", *chosen])["train"]
+    if steps is None:
+        raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
+    at = {field: paper[field] for field in _MOVED if paper[field] is not None}
+    return [*chosen, *(f"train.{field}={round(step * steps / at['max_steps'])}" for field, step in at.items())]
 
 
 def _curve_of_figure_3(config: Config, *, label: str) -> list[str]:
-    """Training changes, and ends, at the same share of the figure's axis as in the paper's preset."""
     chosen = f"study=figure3_{label}"
-    if config["preset"] == "paper":
-        return [chosen]
-    axis = max(_as_published(f"study=figure3_{each}")["max_steps"] for each in _FIGURE_3)
-    moved = ("max_steps", "lr_change_at", "update_period_from")
-    at = {field: step for field in moved if (step := _as_published(chosen)[field]) is not None}
-    return [chosen, *_at_the_same_share(config, at, of=axis)]
-
-
-def _at_the_same_share(config: Config, fields: Mapping[str, int], *, of: int) -> list[str]:
-    """Fields of `train` that are steps of a training of `of` steps, moved to the same share of this one's."""
-    steps = config["train"]["max_steps"]
-    if steps is None:
-        raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
-    return [f"train.{field}={round(step * steps / of)}" for field, step in fields.items()]
+    return [chosen] if config["preset"] == "paper" else _at_the_same_share(config, chosen)
 
 
 def _rarely_late(config: Config) -> list[str]:
-    paper = _as_published("model=transformer_xl")
-    at = {"update_period_from": paper["update_period_from"]}
-    moved = _at_the_same_share(config, at, of=paper["max_steps"])
-    return ["model=transformer_xl", f"train.update_period={paper['update_period']}", *moved]
+    return [*_at_the_same_share(config, "model=transformer_xl"), "train.update_period=4"]
 
 
 _TXL_ROWS = {  # row of Dai et al. 2019 -> its name in conf/studies.yaml, its perplexities in Tables 6 and 7
