@@ -59,6 +59,11 @@ class AudioFormat:
         """Whether the first sample of an utterance depends on all of it, so that its NLL is not that of a stream."""
         return self.normalise == "clip"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that ask for it, by their names."""
+        return {f"data.{name}": value for name, value in vars(self).items()}
+
     def encode(self, samples: Tensor) -> Tensor:
         """Quantise float samples [...] in -1..1 (others are clipped) to classes [...] uint8."""
         module, floor = self._rounding
@@ -106,10 +111,7 @@ def format_of(modality: Mapping[str, Any]) -> AudioFormat:
     return AudioFormat(modality["sample_rate_hz"], quantiser, normalise, pieces["samples"], bool(pieces["drop_rest"]))
 
 
-def differences(before: AudioFormat, now: AudioFormat) -> str:
-    """Say in what two formats differ; empty if they do not."""
-    return ", ".join(
-        f"data.{name} was {value} and is {vars(now)[name]}"
-        for name, value in vars(before).items()
-        if value != vars(now)[name]
-    )
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say in what two preparations differ, of each of which these are some settings; empty if they do not."""
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in changed)

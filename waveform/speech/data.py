@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from waveform.audio.audio_format import differences, format_of
-from waveform.audio.corpus.labels import FOLDER, NONE
-from waveform.audio.corpus.prepare import DataConfig, prepare
+from waveform.audio.corpus.labels import FOLDER, NONE, source_of
+from waveform.audio.corpus.prepare import DataConfig, prepare, prepared_with
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.demo_voices import demo_voices_dir
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
@@ -21,7 +21,7 @@ from waveform.runs.hub import is_hub_name
 from waveform.runs.named import is_bundled, temporary_folder
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import own_tokens
-from waveform.runs.settings import given_by, typed
+from waveform.runs.settings import given_by, leaves, typed
 from waveform.system.console import say
 from waveform.system.errors import UserError
 
@@ -71,7 +71,7 @@ def data_of_training(source: Path, run_dir: Path, config: dict[str, Any], *, wor
     if data is None:
         data = open_data(source, run_dir=run_dir, config=data_config, world=world)
     else:
-        if different := differences(format_of(data.modality), data_config.audio_format):
+        if different := differences(format_of(data.modality).settings, data_config.audio_format.settings):
             raise UserError(f"the run in {run_dir} began with other data: {different}; give another RUN_DIR")
         data = as_asked(data, data_config, prepared=False)
         if world.shows:
@@ -96,29 +96,20 @@ def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
 def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
     """Raises UserError for a setting of the data among `overrides` with which the data set was not prepared."""
     data = read_dataset(data_dir)
-    split = data.sources.get("split")
-    if not isinstance(split, dict):  # not audio
+    before = prepared_with(data)
+    if not before:  # not audio
         return
-    given = {key.removeprefix("data.") for key in given_by(overrides)}
-    before = format_of(data.modality)
-    now = replace(before, **{name: config["data"][name] for name in vars(before) if name in given})
-    if different := differences(before, now):
-        raise UserError(f"{data_dir} was prepared differently: {different}; leave the setting out, or prepare it anew")
-    labels, labelled = config["data"]["labels"], data.sources.get("labels")
-    if "labels" in given and labels not in (None, NONE, labelled) and os.path.abspath(labels) != labelled:
-        how = f"with data.labels={labelled}" if labelled else "without labels"
+    given = {name: value for name, value in leaves({"data": config["data"]}) if name in given_by(overrides)}
+    given.pop("data.num_workers", None)
+    if "data.labels" in given:  # labels need not be read
+        labels, labelled = source_of(given["data.labels"]), data.sources.get("labels")
+        before["data.labels"], given["data.labels"] = labelled, labelled if labels in (None, NONE) else labels
+    # A share, for example, if folders divided the files.
+    if different := differences({name: before.get(name, "not used") for name in given}, given):
         raise UserError(
-            f"data.labels={labels}, but {data_dir} was prepared {how}; leave the setting out, or prepare it with that"
+            f"{data_dir} was prepared differently: {different}; leave the setting out, or prepare the audio into "
+            "another folder"
         )
-    for key in given_by(overrides):
-        name = key.removeprefix("data.split.")
-        if name != key and config["data"]["split"][name] != (was := split.get(f"split.{name}")):
-            by = f"as the corpus {split['corpus']} is" if "corpus" in split else f"by its folders {split.get('layout')}"
-            how = f"with {key}={was}" if was is not None else by
-            raise UserError(
-                f"{key}={config['data']['split'][name]}, but {data_dir} was split {how} when it was prepared; leave "
-                "the setting out, or prepare the audio into another folder"
-            )
 
 
 def require_audio(modality: dict[str, Any], place: Path | str) -> None:
@@ -166,7 +157,7 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
             f"{error}; give settings to `waveform prepare {data} DATA_DIR`, and then --data DATA_DIR"
         ) from error
     require_audio(dataset.modality, data)
-    if different := differences(audio_format, format_of(dataset.modality)):
+    if different := differences(audio_format.settings, format_of(dataset.modality).settings):
         raise UserError(
             f"--data {data} has different tokens from those that {run.given} was trained on: {different}; give its "
             "recordings instead, or prepare them with the settings that the run was trained on"

@@ -104,7 +104,7 @@ class Speech(TokenDomain):
                     f"--protocol clip is for data that is cut into clips, and that of {run.given} is not; use "
                     "utterance, or prepare with data.piece_samples=N and train on that"
                 )
-            if different := differences(formats[0], audio_format):
+            if different := differences(formats[0].settings, audio_format.settings):
                 raise UserError(
                     f"{runs[0].given} and {run.given} read different tokens and cannot be compared: {different}"
                 )

@@ -109,10 +109,10 @@ def test_what_does_not_go_with_a_corpus(sc09: Path) -> None:
 def test_settings_of_a_corpus_give_way_to_yours(sc09: Path) -> None:
     dataset = prepared(sc09, "sc09", "--partial", "data.quantiser=mu_law", "data.sample_rate_hz=8000")
     assert format_of(dataset.modality) == AudioFormat(8_000, "mu_law", "clip", 16_000)
-    assert f"{dataset.folder} was prepared with --corpus sc09; give that, or another folder" in refusal(sc09)
+    assert "corpus was sc09 and is None" in refusal(sc09)
     assert "data.quantiser was mu_law and is mu_law_floor" in refusal(sc09, "--corpus", "sc09", "--partial")
     line = mistake(["train", dataset.folder, sc09.parent / "run", "data.split.valid=0.3"])
-    assert "was split as the corpus sc09 is when it was prepared" in line
+    assert "data.split.valid was not used and is 0.3" in line
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_other_labels_are_refused(speakers: Path, tmp_path: Path) -> None:
     _prepare(speakers, tmp_path / "data", "folder")
     file = csv_file(tmp_path, "path,label\ntrain/nobody.wav,ann\n")
     for asked in (str(file), "none"):
-        said = f"was labelled differently: data.labels was folder and is {asked}"
+        said = f"was prepared differently: data.labels was folder and is {asked}"
         with pytest.raises(UserError, match=re.escape(said)):
             _prepare(speakers, tmp_path / "data", asked)
     with pytest.raises(UserError, match="there is no audio file x"):

@@ -130,11 +130,11 @@ def test_a_worker_that_dies_while_others_start_is_reported(corpus_dir: Path, tmp
 def test_nothing_is_done_twice(corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: Capsys) -> None:
     (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
     first = prepare(corpus_dir, tmp_path / "data")
-    assert "read 13 files" in capsys.readouterr().out and len(decoded) == 13
+    assert "13 files read" in capsys.readouterr().out and len(decoded) == 13
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*") if path.is_file()}
     again = prepare(corpus_dir, tmp_path / "data")
     out = capsys.readouterr().out
-    assert "up to date" in out and "train/bad.wav: not readable as audio" in out
+    assert "data: 13 files unchanged\n" in out and "train/bad.wav: not readable as audio" in out
     assert len(decoded) == 13 and again == first
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
@@ -204,7 +204,7 @@ def test_damaged_and_lost_shards_are_made_again(
     decoded.clear()
     prepare(corpus_dir, tmp_path / "data")
     assert content(tmp_path / "data") == whole and 0 < len(decoded) < 12
-    assert f"{counted(len(decoded), 'file')} prepared again, for damaged shards, " in capsys.readouterr().out
+    assert f"{counted(len(decoded), 'file')} read, " in capsys.readouterr().out
 
 
 def test_finished_groups_are_not_decoded_again(
@@ -218,7 +218,7 @@ def test_finished_groups_are_not_decoded_again(
     decoded.clear()
     prepare(corpus_dir, tmp_path / "data")
     assert finished and not finished & set(decoded) and len(finished) + len(decoded) == 12
-    assert f"{len(finished)} taken from an interrupted run" in capsys.readouterr().out
+    assert f"{counted(len(finished), 'file')} taken from an interrupted run" in capsys.readouterr().out
     assert not (tmp_path / "data" / "unfinished").exists()
 
 
@@ -264,7 +264,7 @@ def test_other_split_settings_are_refused(tmp_path: Path) -> None:
     config = DataConfig(split=SplitConfig(valid=0.3, test=0.3))
     _prepare(tmp_path / "audio", tmp_path / "data", config)
     before = content(tmp_path / "data")
-    with pytest.raises(UserError, match=r"split.by was file and is folder, split.valid was 0.3 and is 0.4"):
+    with pytest.raises(UserError, match=r"split.by was file and is folder, data.split.valid was 0.3 and is 0.4"):
         _prepare(tmp_path / "audio", tmp_path / "data", DataConfig(split=SplitConfig(by="folder", valid=0.4, test=0.3)))
     with pytest.raises(UserError, match=r"split.by was file and is order"):  # and not that a split would be empty
         _prepare(tmp_path / "audio", tmp_path / "data", DataConfig(split=SplitConfig(by="order", valid=0.01, test=0.3)))
@@ -349,10 +349,10 @@ def test_paths_that_cannot_be_used_are_explained(corpus_dir: Path, tmp_path: Pat
     (links / "a.wav").symlink_to("nowhere")
     for audio_dir, data_dir, message in (
         (tmp_path / "none", tmp_path / "data", "no such folder: .*none; give the folder"),
-        (file, tmp_path / "data", "is a file, not a folder"),
+        (file, tmp_path / "data", "no such folder: .*file; give the folder"),
         (links, tmp_path / "data", r"no usable audio in .*: a.wav: it is a link to nothing"),
         (corpus_dir, corpus_dir, "is the audio folder itself"),
-        (corpus_dir, file, "file is a file; give a folder"),
+        (corpus_dir, file, "file: a file has that name; choose another folder"),
         (corpus_dir, foreign, r"foreign is not empty \(thesis.doc\) and holds no prepared data"),
     ):
         with pytest.raises(UserError, match=message) as error:
@@ -445,7 +445,7 @@ def test_a_data_set_divided_in_order_takes_no_new_files(ramps: Path, tmp_path: P
     config = DataConfig(_IN_ORDER, 16_000)
     _prepare(ramps, tmp_path / "data", config)
     shutil.copy(ramps / "1.wav", ramps / "0.wav")
-    with pytest.raises(UserError, match="was split differently: files was 10 and is 11"):
+    with pytest.raises(UserError, match="was prepared differently: files was 10 and is 11"):
         _prepare(ramps, tmp_path / "data", config)
     with pytest.raises(UserError, match=r"data.piece_samples was None and is 500"):
         _prepare(ramps, tmp_path / "data", DataConfig(_IN_ORDER, 16_000, piece_samples=500))

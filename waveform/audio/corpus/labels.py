@@ -1,6 +1,7 @@
 """Labels of utterances (speakers, words, classes): read from folders, a CSV or the paths of a published corpus."""
 
 import csv
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -13,6 +14,11 @@ FOLDER = "folder"
 CORPUS = "corpus"
 NONE = "none"
 _COLUMNS = ("path", "label")
+
+
+def source_of(labels: str | None) -> str | None:
+    """`data.labels` as a data set keeps it: the path of a CSV is absolute."""
+    return labels if labels in (None, "", NONE, FOLDER, CORPUS) else os.path.abspath(labels)
 
 
 def find_labels(

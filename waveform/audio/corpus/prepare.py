@@ -11,17 +11,17 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.audio.corpus.catalogue import Corpus
 from waveform.audio.corpus.groups import FORMAT, SHARDS, UNFINISHED, Records, cut_into_groups, finished_records
-from waveform.audio.corpus.labels import CORPUS, FOLDER, NONE, find_labels
+from waveform.audio.corpus.labels import CORPUS, NONE, find_labels, source_of
 from waveform.audio.corpus.report import build_report, format_report, others_of
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
 from waveform.audio.corpus.splits import SPLITS, Division, SplitConfig, divide, find_layout, require_all_splits
@@ -91,7 +91,10 @@ def prepare(
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
     check_rules(config, section="data")
     audio_format = config.audio_format
-    _check_folders(audio_dir, data_dir, corpus)
+    if not audio_dir.is_dir():
+        raise UserError(f"no such folder: {audio_dir}; give the folder that holds your audio files")
+    if data_dir.resolve() == audio_dir.resolve():
+        raise UserError(f"{data_dir} is the audio folder itself; give another folder for the prepared data")
     layout = find_layout(audio_dir, config.split)  # refuses bad settings before a long scan
     scan = scan_folder(audio_dir, skip=data_dir)
     if not scan.files:
@@ -103,17 +106,18 @@ def prepare(
         corpus.require(audio_dir, found, partial=partial)
         division = corpus.divide(audio_dir, found, config.split)
     wanted = _wanted(scan, division, corpus)
-    _read_previous(data_dir, division, wanted, audio_format)  # says first that the data set is another
+    asked = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else source_of(config.labels)
+    now = _settings(audio_format, division.rule)
+    _read_previous(data_dir, now, asked, wanted)  # says first that the data set is another
     require_all_splits(division, [file.path for file in wanted])
-    asked = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else config.labels
     paths = [*(file.path for file in wanted), *scan.refused]
     # Before anything is written, because a mistake in labels must leave no folder behind.
     labels = find_labels(asked, paths=paths, layout=division.layout, corpus=corpus)
     with _locked(data_dir):
-        old = _read_previous(data_dir, division, wanted, audio_format)
-        label_source = _label_source(asked, old, data_dir)
-        if asked is None:
-            labels = find_labels(label_source, paths=paths, layout=division.layout, corpus=corpus)
+        old = _read_previous(data_dir, now, asked, wanted)
+        if asked is None and old is not None:
+            asked = old.sources.get("labels")
+            labels = find_labels(asked, paths=paths, layout=division.layout, corpus=corpus)
         records, counts = _prepare_files(
             old, wanted, config, audio_dir=audio_dir, data_dir=data_dir, executor=executor, show=show_progress
         )
@@ -134,19 +138,11 @@ def prepare(
                 "format": FORMAT,
                 "split": division.rule,
                 "files": records,
-                **({"labels": label_source} if label_source is not None else {}),
+                **({"labels": asked} if asked not in (None, NONE) else {}),
             },
             labels={path: labels[path] for path in usable if path in labels},
         )
-        num_done = counts.pop("prepared")
-        if old is not None and dataset == replace(old, digests={}):
-            dataset = old
-            done = f"{counted(num_done, 'file')} prepared again, for damaged shards" if num_done else "up to date"
-            notes = f"{done}, {counted(len(wanted), 'file')} as before (by path, size and time)"
-        else:
-            dataset = write_dataset(dataset)
-            others = [f"{count} {what}" for what, count in counts.items() if count]
-            notes = ", ".join([f"read {counted(num_done, 'file')}", *others])
+        dataset = old if old is not None and dataset == replace(old, digests={}) else write_dataset(dataset)
         _clean(dataset)
         report = build_report(
             dataset.sources["files"],
@@ -159,7 +155,8 @@ def prepare(
         if not report_file.is_file() or report_file.read_bytes() != content:
             write_file(report_file, content)
     if show_progress:
-        say(format_report(report, title=f"{printable(str(data_dir))}: {notes}"))
+        notes = [f"{counted(count, 'file')} {what}" for what, count in counts.items() if count]
+        say(format_report(report, title=f"{printable(str(data_dir))}: {', '.join(notes)}"))
     return dataset
 
 
@@ -174,21 +171,6 @@ def _wanted(scan: Scan, division: Division, corpus: Corpus | None) -> dict[Found
         else:
             scan.refused[file.path] = f"it lies outside the folders {division.layout.replace('/', ', ')}"
     return wanted
-
-
-def _check_folders(audio_dir: Path, data_dir: Path, corpus: Corpus | None) -> None:
-    if not audio_dir.exists():
-        raise UserError(f"no such folder: {audio_dir}; give the folder that holds your audio files")
-    if not audio_dir.is_dir():
-        raise UserError(f"{audio_dir} is a file, not a folder; give the folder that holds your audio files")
-    if not os.access(audio_dir, os.R_OK | os.X_OK):
-        raise UserError(f"no permission to read the folder {audio_dir}")
-    if data_dir.exists() and not data_dir.is_dir():
-        raise UserError(f"{data_dir} is a file; give a folder for the prepared data")
-    if data_dir.is_dir() and data_dir.samefile(audio_dir):
-        raise UserError(f"{data_dir} is the audio folder itself; give another folder for the prepared data")
-    if corpus is None and is_dataset(data_dir) and (before := read_dataset(data_dir).modality.get("corpus")):
-        raise UserError(f"{data_dir} was prepared with --corpus {before['name']}; give that, or another folder")
 
 
 def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
@@ -227,26 +209,35 @@ def _locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
+def prepared_with(data: Dataset) -> dict[str, Any]:
+    """The settings of a data set of audio, besides labels, and what else divided it; none of other data."""
+    if data.modality.get("kind") != "audio" or "files" not in data.sources:
+        return {}
+    return _settings(format_of(data.modality), data.sources["split"])
+
+
+def _settings(audio_format: AudioFormat, rule: Mapping[str, Any]) -> dict[str, Any]:
+    named = {f"data.{name}" if name.startswith("split.") else name: value for name, value in rule.items()}
+    return audio_format.settings | named
+
+
 def _read_previous(
-    data_dir: Path, division: Division, wanted: dict[FoundFile, str], audio_format: AudioFormat
+    data_dir: Path, now: dict[str, Any], labels: str | None, wanted: dict[FoundFile, str]
 ) -> Dataset | None:
     """Return the data set as it is, or None. Raises UserError if bringing it up to date would change its meaning."""
     if not is_dataset(data_dir):
         return None
     old = read_dataset(data_dir)
-    if old.modality.get("kind") != "audio" or "files" not in old.sources:
+    if not (before := prepared_with(old)):
         raise UserError(f"{data_dir} holds a data set that is not audio; give another folder")
-    if different := differences(format_of(old.modality), audio_format):
+    if labelled := old.sources.get("labels"):  # runs that began with its labels could not be resumed with others
+        before["data.labels"], now = labelled, {**now, "data.labels": labels or labelled}
+    # Moving files between splits would put yesterday's test files into today's training data.
+    if different := differences(before, now):
         raise UserError(
             f"{data_dir} was prepared differently: {different}; use the same settings, or `waveform prepare` the audio "
             "into another folder and name that"
         )
-    before, now = old.sources["split"], division.rule
-    if before != now:
-        # Moving files between splits would put yesterday's test files into today's training data.
-        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-        changes = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names)
-        raise UserError(f"{data_dir} was split differently: {changes}; use the same settings, or another folder")
     known = {(path, record["size"]) for path, record in old.sources["files"].items() if "refused" not in record}
     if known and not known & {(file.path, file.size) for file in wanted}:
         raise UserError(
@@ -254,21 +245,6 @@ def _read_previous(
             "give another folder for this audio, or delete that one"
         )
     return old
-
-
-def _label_source(asked: str | None, old: Dataset | None, data_dir: Path) -> str | None:
-    """Where labels come from; by default, from where those of the data set came. Raises UserError if they differ."""
-    asked = asked if asked in (None, NONE, FOLDER, CORPUS) else os.path.abspath(asked)
-    before = None if old is None else old.sources.get("labels")
-    if before is None:
-        return None if asked == NONE else asked
-    if asked not in (None, before):
-        # Runs that began with its labels could not be resumed.
-        raise UserError(
-            f"{data_dir} was labelled differently: data.labels was {before} and is {asked}; use the same, or `waveform "
-            "prepare` the audio into another folder and name that"
-        )
-    return str(before)
 
 
 def _prepare_files(
@@ -296,7 +272,7 @@ def _prepare_files(
             todo, audio_dir=audio_dir, data_dir=data_dir, num_workers=config.num_workers, executor=executor, show=show
         )
     return dict(sorted(records.items())), {
-        "prepared": sum(len(group.files) for group in todo),
+        "read": sum(len(group.files) for group in todo),
         "taken from an interrupted run": num_taken,
         "unchanged": len(kept),
         "no longer there": len(old.sources["files"].keys() - records.keys()) if old else 0,
