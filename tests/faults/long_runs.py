@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.calling import SMALL
 from tests.faults import forkserver
 from tests.faults.fault import fault
-from waveform.audio.mulaw import decode
+from waveform.audio.audio_format import AudioFormat
 from waveform.audio.wav import WavWriter
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.sampler import SamplingConfig, sample
@@ -62,7 +62,7 @@ def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable
     with closing(WavWriter(folder / "long.wav", sample_rate_hz=24_000)) as wav:
 
         def write(block: Tensor) -> None:
-            wav.append(decode(block[0].to(torch.uint8)))
+            wav.append(AudioFormat().decode(block[0].to(torch.uint8)))
             count(block.shape[1])
 
         config = SamplingConfig(int8=way == "int8")

@@ -5,13 +5,12 @@ This module alone knows rates in hertz. Everything else gets a data set's format
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
 
-from waveform.audio import linear, mulaw
+from waveform.audio import quantiser
 from waveform.engine.sound_classes import NUM_CLASSES
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of, whole_number
@@ -50,9 +49,9 @@ class AudioFormat:
             )
 
     @property
-    def _rounding(self) -> tuple[ModuleType, bool]:
-        """The module of the quantiser, and whether it rounds down."""
-        return mulaw if self.quantiser.startswith("mu_law") else linear, self.quantiser.endswith("_floor")
+    def _stored(self) -> str:
+        """The quantiser as dataset.json has it."""
+        return self.quantiser.replace("_", "-")
 
     @property
     def looks_ahead(self) -> bool:
@@ -66,13 +65,11 @@ class AudioFormat:
 
     def encode(self, samples: Tensor) -> Tensor:
         """Quantise float samples [...] in -1..1 (others are clipped) to classes [...] uint8."""
-        module, floor = self._rounding
-        return module.encode(samples, floor=floor)
+        return quantiser.encode(samples, self._stored)
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Turn classes [...] (any integer dtype) into samples [...] float32 in -1..1."""
-        module, floor = self._rounding
-        return module.decode(tokens, floor=floor)
+        return quantiser.decode(tokens, self._stored)
 
     def scale(self, samples: np.ndarray) -> np.ndarray:
         """Scale a whole utterance [n] as `normalise` says; one without any range becomes zeros."""
@@ -88,7 +85,7 @@ class AudioFormat:
         described = {
             "kind": "audio",
             "sample_rate_hz": self.sample_rate_hz,
-            "quantiser": self.quantiser.replace("_", "-"),
+            "quantiser": self._stored,
             "num_classes": NUM_CLASSES,
         }
         if self.normalise != "none":
@@ -101,14 +98,14 @@ class AudioFormat:
 def format_of(modality: Mapping[str, Any]) -> AudioFormat:
     """Read the format of a data set or a run. Raises UserError if this version does not know it."""
     stored = modality.get("quantiser", "mu-law")
-    quantiser = next((name for name in _QUANTISERS if name.replace("_", "-") == stored), None)
-    if quantiser is None:
+    known = next((name for name in _QUANTISERS if name.replace("_", "-") == stored), None)
+    if known is None:
         raise UserError(f"the quantiser {stored!r} is of a newer version of waveform; update it")
     if type(modality.get("sample_rate_hz")) is not int:
         raise UserError("a data set of audio has no sample_rate_hz; prepare it again")
     pieces = modality.get("pieces", {"samples": None, "drop_rest": False})
     normalise = str(modality.get("normalise", "none"))
-    return AudioFormat(modality["sample_rate_hz"], quantiser, normalise, pieces["samples"], bool(pieces["drop_rest"]))
+    return AudioFormat(modality["sample_rate_hz"], known, normalise, pieces["samples"], bool(pieces["drop_rest"]))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

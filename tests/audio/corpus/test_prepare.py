@@ -18,6 +18,7 @@ from tests.audio.conftest import interrupt, write_audio
 from tests.calling import Capsys
 from tests.content import content
 from tests.faults import forks
+from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus import groups, workers
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.corpus.scan import scan_folder
@@ -25,7 +26,6 @@ from waveform.audio.corpus.splits import SPLITS, SplitConfig
 from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import AudioFile, read_audio
-from waveform.audio.mulaw import encode
 from waveform.engine.dataset import Dataset
 from waveform.engine.shards import Shard
 from waveform.engine.token_set import TokenSet
@@ -39,7 +39,7 @@ def _prepare(audio_dir: Path, data_dir: Path, config: DataConfig | None = None) 
 
 def assert_is_audio(tokens: TokenSet, name: str, audio_dir: Path) -> None:
     """The tokens of a recording are those of its samples."""
-    expected = encode(torch.from_numpy(read_audio(audio_dir / name, sample_rate_hz=24_000))).numpy()
+    expected = AudioFormat().encode(torch.from_numpy(read_audio(audio_dir / name, sample_rate_hz=24_000))).numpy()
     index = tokens.names.index(name)
     np.testing.assert_array_equal(tokens.read(index, start=0, stop=tokens.lengths[index]), expected)
 

@@ -32,7 +32,7 @@ from waveform.engine.token_set import piece_name
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 
-FORMAT = 1  # raise it whenever the same audio would give different tokens or records
+FORMAT = 2  # raise it whenever the same audio would give different tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
 SILENCE_FRAMES_PER_S = 50  # of 20 ms
 SILENCE_RMS = 1e-3  # -60 dBFS

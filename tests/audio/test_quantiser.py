@@ -7,7 +7,10 @@ import torchaudio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from waveform.audio.mulaw import NUM_CLASSES, decode, encode
+from waveform.audio.audio_format import AudioFormat
+from waveform.engine.sound_classes import NUM_CLASSES
+
+encode, decode = AudioFormat().encode, AudioFormat().decode
 
 _UNIT = st.floats(min_value=-1, max_value=1, width=32)
 
