@@ -17,7 +17,7 @@ from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
-from waveform.report_page.contents import Figures, Making, ReportContents
+from waveform.report_page.contents import Material, ReportContents
 from waveform.report_page.page import Table, Writing
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, display_names, trained_on
@@ -197,23 +197,15 @@ class TextContents(ReportContents):
     def first(self, run: TrainedRun) -> int:
         return _FIRST_TOKENS
 
-    def made_of(self, tokens: TokenSet, entries: Figures) -> str:
-        shown = self.documents and "bits_by_distance" not in entries[0]  # recall is not read
+    def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
+        entries, writings = of.entries, self._writings(of.runs, of.world)
         texts = f"; texts are of temperature {self.temperature:g}, nucleus {NUCLEUS:g}, seed {self.seed}"
-        return (
-            f"NLL and documents are of the {self.split} split ({entries[0]['num_tokens']:,} tokens of "
-            f"{counted(entries[0]['num_utterances'], 'document')}){texts if shown else ''}."
-        )
-
-    def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:
-        return Table(*rows_of(entries))
-
-    def shown(
-        self, runs: dict[str, TrainedRun], tokens: TokenSet, entries: list[dict[str, Any]], making: Making
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        by_frequency = Table(*frequencies_of(entries)) if "perplexity_by_frequency" in entries[0] else None
         return {
-            "writings": self._writings(runs, making.world),
-            "frequencies": Table(*frequencies_of(entries)) if "perplexity_by_frequency" in entries[0] else None,
+            "made_of": f"NLL and documents are of the {self.split} split ({entries[0]['num_tokens']:,} tokens of "
+            f"{counted(entries[0]['num_utterances'], 'document')}){texts if writings else ''}.",
+            "writings": writings,
+            "tables": {"Comparison": Table(*rows_of(entries)), "Perplexity by frequency": by_frequency},
         }, {}
 
     def _writings(self, runs: dict[str, TrainedRun], world: World) -> list[Writing]:

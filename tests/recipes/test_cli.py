@@ -338,7 +338,7 @@ def test_a_page_of_two_runs(place: Path, tmp_path: Path) -> None:
     section = re.search(r'<section id="read">.*?</section>', html, re.DOTALL)
     assert section is not None and section[0].count("<details") == 2
     assert section[0].count("<h3>") == 6 and section[0].count("as it goes on") == 2  # two runs and the truth, twice
-    assert 'id="frequencies"' in html and "gain over the first" in html
+    assert 'id="perplexity-by-frequency"' in html and "gain over the first" in html
     assert "Attention by position" in html
     assert "<td>seed</td>" in html
     assert len(figures["comparison"]) == len(figures["by_place"]) == len(figures["attention"]) == 2

@@ -25,7 +25,7 @@ def page_of(labels: list[str], *, title: str = "a beginning", **content: Any) ->
     continued = [tone(label, hz=300 + 50 * i, own_from_s=0.3) for i, label in enumerate(labels)]
     free = [tone(label, hz=600 + 50 * i) for i, label in enumerate(labels)]
     given = {
-        "comparison": Table(["model", "nats/sample"], [[label, "2.0000"] for label in labels]),
+        "tables": {"Comparison": Table(["model", "nats/sample"], [[label, "2.0000"] for label in labels])},
         "players": [PlayerRow(title, [real, *continued]), PlayerRow("from nothing", free)],
         "different_settings": Table(["setting", *labels], [["model.name", *labels]]),
         "same_settings": Table(["setting", "all runs"], [["seed", "0"]]),

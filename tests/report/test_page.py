@@ -21,7 +21,7 @@ NAME = "<b>a</b>\"'&"
 
 
 def test_names_are_escaped_and_nothing_is_loaded() -> None:
-    texts = {"writings": [Writing(NAME, NAME, [(NAME, NAME)])], "quality": Table([NAME], [[NAME]], note=NAME)}
+    texts = {"writings": [Writing(NAME, NAME, [(NAME, NAME)])], "tables": {NAME: Table([NAME], [[NAME]], note=NAME)}}
     html = render(page_of([NAME], title=NAME, **texts))
     assert "<b>" not in html and html.count("&lt;b&gt;") > 10
     assert re.findall(r"(?:src|href)=\"(?!data:)", html) == []
@@ -40,8 +40,8 @@ def test_three_runs_of_four_sounds_are_under_5_mb() -> None:
 
 
 def test_what_is_empty_is_left_out() -> None:
-    html = render(Page(labels=["a"], made_of="", comparison=Table(["model"], [["a"]])))
-    for section in ("listen", "read", "frequencies", "quality"):
+    html = render(Page(labels=["a"], made_of="", tables={"Comparison": Table(["model"], [["a"]]), "By label": None}))
+    for section in ("listen", "read", "by-label"):
         assert f'id="{section}"' not in html
     assert 'id="comparison"' in html and 'id="settings"' in html
 

@@ -154,7 +154,7 @@ def test_report_by_label(place: Path, tmp_path: Path) -> None:
     assert scored == pytest.approx(evaluated, rel=1e-6)  # each run reads the labels that it knows
     html = page.read_text()
     assert re.findall(r"<h3>(Label.*?)</h3>", html) == [f"Label {speaker}, temperature 1" for speaker in SPEAKERS]
-    section = html.partition('<section id="by-label">')[2].partition("</section>")[0]
+    section = html.partition('<section id="nll-by-label">')[2].partition("</section>")[0]
     assert "<td>zoe</td><td>2</td>" in section and "<td>(unlabelled)</td><td>1</td>" in section
 
 

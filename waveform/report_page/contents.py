@@ -1,7 +1,7 @@
 """What a report shows of runs of one kind, besides what all have: NLL by place, attention, training and settings."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,16 +9,18 @@ from waveform.analyses.by_place import NllByPlace
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
-from waveform.report_page.page import Table
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions
 
-Figures = Sequence[Mapping[str, Any]]  # of each run, as `compare` returns them
+Figures = list[dict[str, Any]]  # of each run, as `compare` returns them
 
 
-class Making(NamedTuple):
-    """How a page is made: with which data, by which processes."""
+class Material(NamedTuple):
+    """What a page is made of, and by which processes."""
 
+    runs: dict[str, TrainedRun]  # by name, those with figures first
+    entries: Figures
+    tokens: TokenSet
     data: Path | str | None  # if not the runs' own
     world: World
 
@@ -56,18 +58,8 @@ class ReportContents(ABC):
         return run.config
 
     @abstractmethod
-    def made_of(self, tokens: TokenSet, entries: Figures) -> str:
-        """A line that says what the page was made of."""
+    def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Fields of the `Page`, and figures for its JSON.
 
-    @abstractmethod
-    def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:
-        """The NLL of runs."""
-
-    @abstractmethod
-    def shown(
-        self, runs: dict[str, TrainedRun], tokens: TokenSet, entries: list[dict[str, Any]], making: Making
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Fields of the `Page`, and figures for its JSON; runs: by name, those with figures first.
-
-        Every rank of `world` calls this; the first one's result is shown.
+        Every rank of `of.world` calls this; the first one's result is shown.
         """

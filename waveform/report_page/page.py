@@ -74,14 +74,11 @@ class Page:
 
     labels: Sequence[str]  # of the runs, each of which has its colour
     made_of: str  # a line on the runs, the data and the samples
-    comparison: Table
+    tables: Mapping[str, Table | None]  # title -> table, of NLL and more; None: nothing to show
     symptoms: Sequence[str] = ()  # what is wrong with runs, and what helps
     players: Sequence[PlayerRow] = ()
     writings: Sequence[Writing] = ()
-    frequencies: Table | None = None
     charts: Sequence[Chart] = ()
-    quality: Table | None = None  # of samples, real clips and noise
-    by_label: Table | None = None  # NLL of the utterances of each label
     same_settings: Table = field(default_factory=lambda: Table((), ()))
     different_settings: Table = field(default_factory=lambda: Table((), ()))
 

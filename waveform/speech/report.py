@@ -19,7 +19,8 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.models.predictors_alone import predictors_alone_of
 from waveform.quality.config import FEWEST_CLIPS, QualityConfig
-from waveform.report_page.contents import Figures, Making, ReportContents
+from waveform.ranks.distributed import World
+from waveform.report_page.contents import Figures, Material, ReportContents
 from waveform.report_page.page import Player, PlayerRow, Table, data_uri
 from waveform.runs.opened import TrainedRun
 from waveform.speech.data import open_split
@@ -111,38 +112,32 @@ class SoundContents(ReportContents):
         prepared_with = {name: value for name, value in vars(_on_audio(run).audio_format).items() if name in data}
         return run.config | {"data": {**data, **prepared_with}}
 
-    def made_of(self, tokens: TokenSet, entries: Figures) -> str:
-        return (
-            f"NLL and recordings are of the {self.split} split "
-            f"({entries[0]['num_tokens'] / entries[0]['sample_rate_hz']:.0f} s of "
-            f"{counted(entries[0]['num_utterances'], 'utterance')} were scored), sounds of seed {self.seed}."
-        )
-
-    def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:
-        return Table(*rows_of(entries), note=f"{note_of(entries)}.")
-
-    def shown(
-        self, runs: dict[str, TrainedRun], tokens: TokenSet, entries: list[dict[str, Any]], making: Making
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        heard = {name: _on_audio(run) for name, run in runs.items()}
-        scored = list(heard.items())[: len(entries)]
+    def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
+        heard, entries = {name: _on_audio(run) for name, run in of.runs.items()}, of.entries
+        names, first = list(heard)[: len(entries)], entries[0]
+        rate = heard[names[0]].audio_format.sample_rate_hz
         quality = table = None
-        if self.quality and making.world.is_first:
+        if self.quality and of.world.is_first:
             from waveform.quality.measure import measure_quality  # loads librosa and more
             from waveform.quality.report import quality_notes, quality_rows
 
-            others = open_split(scored[0][1], data=making.data, split="train", show_progress=False)
+            others = open_split(heard[names[0]], data=of.data, split="train", show_progress=False)
+            scored = [(name, heard[name]) for name in names]
             quality = measure_quality(
-                scored, self.of_quality(), held_out=tokens, others=others, show_progress=making.world.shows
+                scored, self.of_quality(), held_out=of.tokens, others=others, show_progress=of.world.shows
             )
             table = Table(*quality_rows(quality), note=f"{'; '.join(quality_notes(quality))}.")
-        rows, drawn = _player_rows(heard, tokens, self, making)
-        rate = scored[0][1].audio_format.sample_rate_hz
+        rows, drawn = _player_rows(heard, of.tokens, self, of.world)
         return {
+            "made_of": f"NLL and recordings are of the {self.split} split ({first['num_tokens'] / rate:.0f} s of "
+            f"{counted(first['num_utterances'], 'utterance')} were scored), sounds of seed {self.seed}.",
             "players": rows,
-            "symptoms": _symptoms(entries, [name for name, _ in scored], drawn, rate=rate),
-            "by_label": _by_label([name for name, _ in scored], entries),
-            "quality": table,
+            "symptoms": _symptoms(entries, names, drawn, rate=rate),
+            "tables": {
+                "Comparison": Table(*rows_of(entries), note=f"{note_of(entries)}."),
+                "NLL by label": _by_label(names, entries),
+                "Quality": table,
+            },
         }, {"quality": quality and quality.as_json()}
 
 
@@ -202,7 +197,7 @@ def _symptoms(entries: Figures, names: Sequence[str], drawn: Mapping[str, np.nda
 
 
 def _player_rows(
-    runs: Mapping[str, Run], tokens: TokenSet, contents: SoundContents, making: Making
+    runs: Mapping[str, Run], tokens: TokenSet, contents: SoundContents, world: World
 ) -> tuple[list[PlayerRow], dict[str, np.ndarray]]:
     """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing.
 
@@ -243,15 +238,15 @@ def _player_rows(
             title = f"Label {printable(label)}, temperature {first_temperature:g}"
             rows.append((title, [], nothing, drawn, number))
 
-    total_s = sum(seconds for seconds, _ in draws[making.world.rank :: making.world.size])
-    with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=making.world.shows) as progress:
+    total_s = sum(seconds for seconds, _ in draws[world.rank :: world.size])
+    with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=world.shows) as progress:
 
         def sound(seconds: float, make: Callable[[], np.ndarray]) -> np.ndarray:
             made = make()
             progress.update(seconds)
             return made
 
-        sounds = making.world.share([partial(sound, *one) for one in draws])
+        sounds = world.share([partial(sound, *one) for one in draws])
     shown = []
     for title, players, given, drawn, number in rows:
         for name, i in drawn.items():

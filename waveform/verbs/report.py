@@ -11,7 +11,7 @@ from waveform.domain import domain_of_runs
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
-from waveform.report_page.contents import Making, ReportContents
+from waveform.report_page.contents import Material, ReportContents
 from waveform.report_page.page import Page, require_each_once, require_page, settings_tables, write_page
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import ScoredRun, display_names
@@ -69,7 +69,7 @@ def report(
         attention = world.share(
             [partial(_attention, run, tokens, label=name, show_progress=world.shows) for name, run in named.items()]
         )
-        parts, figures = contents.shown(named | others, tokens, entries, Making(data, world))
+        parts, figures = contents.shown(Material(named | others, entries, tokens, data, world))
         figures = {
             "comparison": entries,
             "by_place": [{"label": name, **place.figures()} for name, place in zip(names, places, strict=True)],
@@ -86,8 +86,6 @@ def report(
         different, same = settings_tables(names, [contents.settings(run) for run in runs])
         page = Page(
             labels=[*names, *others],
-            made_of=contents.made_of(tokens, entries),
-            comparison=contents.comparison(names, entries),
             charts=[chart for chart in charts if chart is not None],
             same_settings=same,
             different_settings=different,
