@@ -11,9 +11,9 @@ import soundfile
 
 from tests.audio.conftest import write_audio
 from waveform.audio import decoding_child, decoding_process
+from waveform.audio.decoding_child import RefusedFile
 from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import AUDIO_SUFFIXES, read_audio, read_blocks
-from waveform.audio.refusal import RefusedFile
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3", "aiff", "aif", "WAV", "Flac"])
@@ -103,18 +103,16 @@ def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path) -> None:
 
 def test_refusals_name_the_reason(tmp_path: Path) -> None:
     """tests/faults/hostile_audio has many more."""
-    many, fast, folder = (tmp_path / f"{name}.wav" for name in ("many", "fast", "folder"))
-    write_audio(many, channels=65, duration_s=0.01)
+    fast, folder = tmp_path / "fast.wav", tmp_path / "folder.wav"
     write_audio(fast)
     content = bytearray(fast.read_bytes())
     content[24:28] = struct.pack("<I", 800_000)
     fast.write_bytes(content)
     folder.mkdir()
     for path, reason in (
-        (many, "it has 65 channels, more than 64"),
         (fast, "sample rate 800000 Hz is outside 1000 to 768000 Hz"),
-        (folder, "it is a folder, not a regular file"),
-        (tmp_path / "none.wav", "no such file"),
+        (folder, "it is not a regular file"),
+        (tmp_path / "none.wav", "no such file or directory"),
     ):
         with pytest.raises(RefusedFile) as refusal:
             read_audio(path, sample_rate_hz=24_000)

@@ -158,8 +158,8 @@ def _place_special(folder: Path) -> tuple[dict[str, str], list[Callable[[], Any]
     growing.write_bytes(_wav(_tone(seconds=60)))
     loop = subprocess.Popen(["sh", "-c", 'while :; do printf x >> "$0" || exit; done', growing])
     reasons = {
-        "pipe.wav": "a pipe", "socket.wav": "a socket", "dangling.wav": "a link to nothing", "loop.wav": "loop",
-        "device.wav": "a device", "grows.wav": "changed while it was being read",
+        **dict.fromkeys(("pipe.wav", "socket.wav", "device.wav"), "not a regular file"),
+        "dangling.wav": "no such file", "loop.wav": "symbolic links", "grows.wav": "changed while it was being read",
     }  # fmt: skip
     return reasons, [loop.kill, loop.wait, server.close]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from waveform.audio.decoding_child import END, MAX_PIECE, PIECE, REFUSED
-from waveform.audio.refusal import RefusedFile
+from waveform.audio.decoding_child import END, MAX_PIECE, PIECE, REFUSED, RefusedFile
 
 PATIENCE_S = 60.0  # to wait for more of a message; one holds a second or so of audio
 _MAX_LINE = 1 << 16  # bytes of a message other than audio
 _START = "import sys; sys.path[:] = {path!r}; from waveform.audio.decoding_child import serve; serve()"
-_idle: list["DecodingProcess"] = []  # those of this process that are ready for the next file
+_idle: list["DecodingProcess"] = []  # those that are ready for the next file
+os.register_at_fork(after_in_child=_idle.clear)  # they answer one process
 
 
 class DecodingProcessDied(RefusedFile):
@@ -31,7 +31,6 @@ class DecodingProcess:
     """One decoding process."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(PATIENCE_S)
         self._messages = self._channel.makefile("rb")
@@ -80,11 +79,10 @@ class DecodingProcess:
 
     def kill(self) -> None:
         """Kill the process, whatever it is doing."""
-        if self.owner == os.getpid():
-            self._process.kill()
-            self._process.wait()
-            self._messages.close()
-            self._channel.close()
+        self._process.kill()
+        self._process.wait()
+        self._messages.close()
+        self._channel.close()
 
 
 def decode(path: str | Path) -> Generator[Any, None, None]:
@@ -110,11 +108,11 @@ def decode(path: str | Path) -> Generator[Any, None, None]:
 
 
 def _take() -> DecodingProcess:
-    """Return an idle decoding process of this process if there is one, otherwise a new one."""
+    """Return an idle decoding process if there is one, otherwise a new one."""
     with contextlib.suppress(IndexError):  # there is none, or another thread took it
         while True:
             idle = _idle.pop()
-            if idle.owner == os.getpid() and idle._process.poll() is None:
+            if idle._process.poll() is None:
                 return idle
             idle.kill()
     return DecodingProcess()

@@ -4,17 +4,32 @@ A separate process decodes the file piece by piece, checks it and averages its c
 turns the pieces into blocks of whole seconds. The RAM taken does not depend on the length of the file.
 """
 
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
+from waveform.audio.decoding_child import RefusedFile
 from waveform.audio.decoding_process import decode
-from waveform.audio.refusal import RefusedFile, check_regular
 from waveform.audio.resample import resample_blocks
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif"})
+
+
+def check_regular(path: str | Path) -> os.stat_result:
+    """Return the status of a file that can be read. Raises RefusedFile for others, such as pipes and broken links."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise RefusedFile(path, (error.strerror or str(error)).lower()) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise RefusedFile(path, "it is not a regular file")
+    if not os.access(path, os.R_OK):
+        raise RefusedFile(path, "no permission to read it")
+    return status
 
 
 class AudioFile:

@@ -71,7 +71,7 @@ def test_every_refusal_is_listed(corpus_dir: Path, tmp_path: Path, capsys: pytes
     out = capsys.readouterr().out
     assert len(report["refused"]) == 27
     assert report["refused"]["stray.wav"] == "it lies outside the folders train, valid, test"
-    assert report["refused"]["test/link.wav"] == "it is a link to nothing"
+    assert report["refused"]["test/link.wav"] == "no such file or directory"
     assert "27 refused" in out and "and 7 more (report.json lists them all)" in out
     assert "    stray.wav: it lies outside" in out and out.count("bad") == 18
     assert "below 24,000 Hz: 4 files; an empty upper band lowers the NLL" in out and "train/clip2.wav (16000 Hz)" in out

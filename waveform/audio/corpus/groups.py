@@ -23,9 +23,9 @@ import torch
 
 from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus.scan import FoundFile
+from waveform.audio.decoding_child import RefusedFile
 from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import AudioFile
-from waveform.audio.refusal import RefusedFile
 from waveform.engine.shards import Shard, ShardWriter, Utterance
 from waveform.engine.sound_classes import NUM_CLASSES
 from waveform.engine.token_set import piece_name

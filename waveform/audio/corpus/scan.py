@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waveform.audio.files import AUDIO_SUFFIXES
-from waveform.audio.refusal import RefusedFile, check_regular
+from waveform.audio.decoding_child import RefusedFile
+from waveform.audio.files import AUDIO_SUFFIXES, check_regular
 
 
 @dataclass(frozen=True, order=True)
