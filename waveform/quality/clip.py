@@ -10,7 +10,7 @@ from waveform.audio.plots import mel_decibels
 
 _BANDS = 20  # of which each is four of the mel spectrogram's
 _LOWEST_DB = -90.0  # below 16 bits, silence has no spectrum
-_END_S = 0.5
+_END_FRAMES = 24  # of 40 ms, of which one begins every 20 ms: the last half second
 _REFERENCE_HZ = 100.0  # 0 semitones
 
 
@@ -38,8 +38,7 @@ def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str
     rate = sample_rate_hz
     pitches, levels = pitch_hz(samples, sample_rate_hz=rate), level_db(samples, sample_rate_hz=rate)
     has_pitch = ~np.isnan(pitches)
-    end = samples[-round(_END_S * rate) :]
-    ends_silent = bool((level_db(end, sample_rate_hz=rate) < FLOOR_DB).all())
+    ends_silent = bool((levels[-_END_FRAMES:] < FLOOR_DB).all())
     seconds = samples[: len(samples) // rate * rate].reshape(-1, rate)
     return Clip(
         pieces=np.stack([_spectral_statistics(second, sample_rate_hz=rate) for second in seconds]),
@@ -48,7 +47,7 @@ def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str
         level_db=levels,
         clipped=float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean()),
         ends_silent=ends_silent,
-        ends_noisy=not ends_silent and bool(np.isnan(pitch_hz(end, sample_rate_hz=rate)).all()),
+        ends_noisy=not ends_silent and not has_pitch[-_END_FRAMES:].any(),
         opinions=opinions or {},
     )
 
