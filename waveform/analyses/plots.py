@@ -20,7 +20,7 @@ _RATIO = "0.1"  # of the effective context's gains, as in the paper's figure
 
 
 def save_analysis(path: Path, figures: dict[str, Any]) -> None:
-    """Draw what `analyse` returned: three rows for each run with attention, and one for context and speed.
+    """Draw what `analyse` returned: three rows for each run with attention, and one for context.
 
     1600 pixels wide. Raises UserError if the picture cannot be written.
     """
@@ -48,10 +48,9 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
         if without:
             reasons = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
             figure.suptitle(f"not drawn by layer: {reasons}", fontsize=9, color="0.4", x=0.01, ha="left")
-        below = row_of(rows - 1, 3)
-        _draw_nats(below[0], figures)
-        _draw_gains(below[1], figures)
-        _draw_speed(below[2], figures)
+        nats, gains = row_of(rows - 1, 2)
+        _draw_nats(nats, figures)
+        _draw_gains(gains, figures)
 
 
 def _titled(axes: "Axes", title: str, *, absent: str | None = None) -> bool:
@@ -199,26 +198,4 @@ def _draw_gains(axes: "Axes", figures: dict[str, Any]) -> None:
     axes.axhline(context["threshold"], color="0.4", linewidth=0.8, linestyle="--")
     axes.set(xlabel=f"{figures['unit']}s of context", ylabel="share of perplexity")
     axes.set_ylim(bottom=0)
-    axes.legend()
-
-
-def _draw_speed(axes: "Axes", figures: dict[str, Any]) -> None:
-    measured = [entry for entry in figures["runs"] if "absent" not in entry["state_reuse"]]
-    absent = None if measured else "no model says how far back it reaches"
-    if not _titled(axes, f"time per scored {figures['unit']}", absent=absent):
-        return
-    ways = {
-        "carried": "state carried",
-        "anew_for_each_window": "context reread for each window",
-        "anew_for_each_token": f"context reread for each {figures['unit']}",
-    }
-    width = 0.8 / len(ways)
-    for i, (way, label) in enumerate(ways.items()):
-        seconds = [1e6 * entry["state_reuse"]["seconds_per_token"][way] for entry in measured]
-        axes.bar(np.arange(len(measured)) + (i - 1) * width, seconds, width=0.95 * width, label=label)
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.3)  # room for the legend
-    axes.set_xticks(range(len(measured)), [entry["label"] for entry in measured])
-    axes.set_ylabel("microseconds")
     axes.legend()
