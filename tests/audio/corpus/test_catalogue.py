@@ -177,8 +177,8 @@ def test_libritts(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
 def test_a_part_of_libritts_that_cannot_be_divided(tmp_path: Path) -> None:
     folder = make(tmp_path / "corpus", "train-clean-100/1/12/1_12_000001_000000.wav", rate_hz=24_000)
     line = refusal(folder, "--corpus", "libritts", "--partial")
-    assert "valid and test would be empty: 1 file, divided as published, by its parts; unpack a part for each: " in line
-    assert "valid is dev-clean or dev-other; test is test-clean or test-other" in line
+    assert "valid and test would be empty: 1 file, divided as published: train is " in line
+    assert "valid is dev-clean or dev-other, test is test-clean or test-other" in line
 
 
 def test_vctk_is_divided_by_speaker(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:

@@ -322,7 +322,7 @@ _GOOD = None  # in place of a file's content
         ({"a.wav": _GOOD}, r"would be empty: 1 file, .*; add files, .*or sort the files into folders train/, valid/"),
         (
             {"train/b.wav": _GOOD, "valid/b.wav": _GOOD, "test/b.wav": b"no audio"},
-            r"test would be empty: 2 files, divided by the folders train/, .*; put files into each",
+            r"test would be empty: 2 files, divided by the folders train/, .*; add files",
         ),
     ],
 )

@@ -122,7 +122,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             rule |= {"split.valid": config.valid, "split.test": config.test}
             thing = "file" if self.labels is None else "speaker"
             said = f"by hash of each {thing}: valid {config.valid:g}, test {config.test:g}"
-            return Division(splits, rule, said, "set data.split.valid and data.split.test higher, or add files")
+            return Division(splits, rule, said)
         if self.split.order:
             ordered = divide_in_order(members, SplitConfig("order", **self.split.order))
             # Fewer files would move others to another split.
@@ -130,8 +130,8 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if self.split.parts:
             split_of = {part: split for split, parts in self.split.parts.items() for part in parts}
             splits = {path: split_of[path.split("/", 1)[0]] for path in members}
-            remedy = "; ".join(f"{split} is {' or '.join(parts)}" for split, parts in self.split.parts.items())
-            return Division(splits, rule, "as published, by its parts", f"unpack a part for each: {remedy}")
+            said = ", ".join(f"{split} is {' or '.join(parts)}" for split, parts in self.split.parts.items())
+            return Division(splits, rule, f"as published: {said}")
         splits = dict.fromkeys(members, "train")
         for split, name in self.split.lists.items():
             splits |= {path: split for path in _listed(audio_dir / name, self.title) if path in splits}

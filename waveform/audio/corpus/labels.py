@@ -79,11 +79,6 @@ def _from_csv(file: Path) -> dict[str, str]:
     try:
         with open(file, encoding="utf-8-sig", newline="") as content:
             rows = csv.DictReader(content, strict=True)
-            missing = [f"no column {name}" for name in _COLUMNS if name not in (rows.fieldnames or ())]
-            if missing:
-                raise UserError(
-                    f"{given} has {' and '.join(missing)}; its first line must name the columns {','.join(_COLUMNS)}"
-                )
             for row in rows:
                 path, label = ((row[name] or "").strip() for name in _COLUMNS)
                 line, shown = f"{given}, line {rows.line_num}", printable(path)
@@ -94,6 +89,8 @@ def _from_csv(file: Path) -> dict[str, str]:
                 labels[path] = label
     except OSError as error:
         raise UserError(f"cannot read {given} ({error.strerror}); give folder, or a CSV of path,label") from error
+    except KeyError as error:
+        raise UserError(f"{given} has no column {error}; its first line must name the columns path,label") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{given} is not a CSV in UTF-8 ({error}); give folder, or one of path,label") from error
     return labels

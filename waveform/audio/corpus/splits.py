@@ -43,7 +43,6 @@ class Division:
     splits: Mapping[str, str]  # path -> split; a file that is not there is left out
     rule: Mapping[str, str | float]  # tells one division from another, by the names of the settings if they have one
     said: str  # a phrase for the report
-    remedy: str = "add files for each"  # advice if a split is empty
     layout: str = ""  # the folders that divide the files: train/test (valid is taken from train) or train/valid/test
 
 
@@ -71,16 +70,12 @@ def divide(paths: Iterable[str], config: SplitConfig, *, layout: str = "") -> Di
     if not layout:
         rule["split.test"] = config.test
         said = f"{by_hash}: valid {config.valid:g}, test {config.test:g}"
-        remedy = "add files, set data.split.valid and data.split.test higher, "
-        remedy += "set data.split.by=file, " * (config.by == "folder")
-        remedy += "or sort the files into folders train/, valid/ and test/"
     elif layout == "train/test":
         said = f"by the folders train/ and test/; valid is {config.valid:g} of train {by_hash}"
-        remedy = "put files into both, and set data.split.valid higher or put some files into valid/"
     else:
-        said, remedy = "by the folders train/, valid/ and test/", "put files into each of them"
+        said = "by the folders train/, valid/ and test/"
     splits = {path: split for path in paths if (split := _split_of(path, config, layout))}
-    return Division(splits, rule, said, remedy, layout)
+    return Division(splits, rule, said, layout)
 
 
 def _split_of(path: str, config: SplitConfig, layout: str) -> str | None:
@@ -128,9 +123,12 @@ def _natural(path: str) -> list[tuple[int, str]]:
 
 
 def require_all_splits(division: Division, paths: Collection[str]) -> None:
-    """Raise UserError, with the remedies, if a split would hold none of `paths`."""
+    """Raise UserError if a split would hold none of `paths`."""
     present = {division.splits.get(path) for path in paths}
     empty = " and ".join(split for split in SPLITS if split not in present)
     if empty:
         files = counted(len(paths), "file")
-        raise UserError(f"{empty} would be empty: {files}, divided {division.said}; {division.remedy}")
+        raise UserError(
+            f"{empty} would be empty: {files}, divided {division.said}; add files, set data.split.valid and "
+            "data.split.test higher, or sort the files into folders train/, valid/ and test/"
+        )
