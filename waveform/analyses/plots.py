@@ -44,10 +44,6 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
                 _draw_answers(axes[3], entry)
             _draw_heads(row_of(row + 1, 1 + len(TERMS)), entry)
             _draw_widest(row_of(row + 2, 3), entry)
-        without = [entry for entry in figures["runs"] if entry not in runs]
-        if without:
-            reasons = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
-            figure.suptitle(f"not drawn by layer: {reasons}", fontsize=9, color="0.4", x=0.01, ha="left")
         nats, gains = row_of(rows - 1, 2)
         _draw_nats(nats, figures)
         _draw_gains(gains, figures)

@@ -92,11 +92,8 @@ def attention_chart(entries: Sequence[Mapping[str, Any]]) -> Chart | None:
             draw_attention(axes, {**entry, "label": _plain(entry["label"])})
             axes.set_title(_plain(entry["label"]))
         picture = _svg(every)
-    without = [
-        f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in entries if entry not in seen
-    ]
     note = "The share of an average query's attention that each sixth of a region gets, oldest first, memories full."
-    return Chart("Attention by position", " ".join([note, *(f"{line}." for line in without)]), picture)
+    return Chart("Attention by position", note, picture)
 
 
 def _plain(label: str) -> str:

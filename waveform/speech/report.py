@@ -176,11 +176,6 @@ def _symptoms(entries: Figures, names: Sequence[str], drawn: Mapping[str, np.nda
                 f"{name} knows no more than linear prediction alone ({nats:.3f} and {known:.3f} nats), so expect "
                 "noise: train for longer, and keep model.prediction=linear"
             )
-        elif nats < 1:
-            found.append(
-                f"The NLL of {name} is below 1 nat: most of this data is silent or band-limited. How far it is below "
-                f"linear prediction alone{'' if known is None else f' ({known:.3f})'} says more"
-            )
     for name, samples in drawn.items():
         if name == ALONE or len(samples) < _SYMPTOM_S * rate:  # the predictors alone fall silent, and learn nothing
             continue
