@@ -148,14 +148,7 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
     # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.
     config = replace(config, **vars(audio_format), labels=None, num_workers=None)
-    try:
-        dataset = open_data(data, run_dir=run.given, config=config, world=World(show_progress=show_progress))
-    except UserError as error:
-        if "data." not in str(error):
-            raise
-        raise type(error)(
-            f"{error}; give settings to `waveform prepare {data} DATA_DIR`, and then --data DATA_DIR"
-        ) from error
+    dataset = open_data(data, run_dir=run.given, config=config, world=World(show_progress=show_progress))
     require_audio(dataset.modality, data)
     if different := differences(audio_format.settings, format_of(dataset.modality).settings):
         raise UserError(

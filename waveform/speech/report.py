@@ -132,7 +132,7 @@ class SoundContents(ReportContents):
             "made_of": f"NLL and recordings are of the {self.split} split ({first['num_tokens'] / rate:.0f} s of "
             f"{counted(first['num_utterances'], 'utterance')} were scored), sounds of seed {self.seed}.",
             "players": rows,
-            "symptoms": _symptoms(entries, names, drawn, rate=rate),
+            "symptoms": _symptoms(drawn, rate=rate),
             "tables": {
                 "Comparison": Table(*rows_of(entries), note=f"{note_of(entries)}."),
                 "NLL by label": _by_label(names, entries),
@@ -164,18 +164,11 @@ def _by_label(names: Sequence[str], entries: Figures) -> Table | None:
     return Table(["label", "utterances", *names], by_label_rows(by_label), note=note)
 
 
-def _symptoms(entries: Figures, names: Sequence[str], drawn: Mapping[str, np.ndarray], *, rate: int) -> list[str]:
-    """What is wrong with runs, and what helps, from their figures and from what they draw from nothing [n]."""
+def _symptoms(drawn: Mapping[str, np.ndarray], *, rate: int) -> list[str]:
+    """What is wrong with runs, and what helps, from what they draw from nothing [n]."""
     from waveform.audio.pitch import FLOOR_DB, level_db  # loads librosa
 
     found = []
-    for name, entry in zip(names, entries, strict=True):
-        nats, known = entry["nats_per_token"], entry["linear_prediction_nats_per_token"]
-        if known is not None and nats >= known:
-            found.append(
-                f"{name} knows no more than linear prediction alone ({nats:.3f} and {known:.3f} nats), so expect "
-                "noise: train for longer, and keep model.prediction=linear"
-            )
     for name, samples in drawn.items():
         if name == ALONE or len(samples) < _SYMPTOM_S * rate:  # the predictors alone fall silent, and learn nothing
             continue

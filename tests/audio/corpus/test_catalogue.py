@@ -98,7 +98,7 @@ def test_what_does_not_go_with_a_corpus(sc09: Path) -> None:
     line = refusal(sc09, "--corpus", "sc09", "data.split.valid=0.2")
     assert "data.split.valid=0.2: SC09 (the digits of Speech Commands v0.02) is divided as published; leave it" in line
     line = refusal(sc09.parent, "--corpus", "sc09", "--partial")
-    assert f"it has no file like seven/0a7c2a8d_nohash_0.wav; did you mean {sc09}?" in line
+    assert "it has no file like seven/0a7c2a8d_nohash_0.wav; give the folder that" in line
     line = refusal(sc09, "--corpus", "libritts")
     assert "is not LibriTTS as published: it has no file like train-clean-100/103/1241/103_1241" in line
     (sc09 / "testing_list.txt").unlink()

@@ -93,14 +93,9 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """Raises UserError if nothing of the corpus is there, and if something is missing and `partial` is false."""
         here, published = self.extent(paths)
         if here == 0:
-            below = next((top for top, _, rest in (path.partition("/") for path in paths) if self.holds(rest)), None)
-            advice = (
-                f"give the folder that {' or '.join(self.archives)} was unpacked into"
-                if below is None
-                else f"did you mean {audio_dir / below}?"
-            )
             raise UserError(
-                f"{audio_dir} is not {self.title} as published: it has no file like {self.example}; {advice}"
+                f"{audio_dir} is not {self.title} as published: it has no file like {self.example}; give the folder "
+                f"that {' or '.join(self.archives)} was unpacked into"
             )
         if here != published and not partial:
             unit = "recordings" if self.labels is None else "speakers"

@@ -108,26 +108,19 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
             f"  labels      {len(by_label):,} (fewest files: {by_label[fewest]}, of {printable(fewest)}); "
             f"{counted(report['unlabelled'], 'file')} unlabelled"
         )
-    low = report["below_sample_rate"]
-    if low:
-        rate = f"{report['sample_rate_hz']:,} Hz"
-        lines.append(f"  below {rate}: {counted(len(low), 'file')}; an empty upper band lowers the NLL")
-        lines += _first([f"{printable(path)} ({low[path]} Hz)" for path in sorted(low, key=lambda path: low[path])])
-    if report["shared_by_splits"]:
-        copied = counted(len(report["shared_by_splits"]), "recording")
-        lines.append(f"  copies: {copied} in more than one split; remove the copies")
-        lines += _first([" = ".join(map(printable, same)) for same in report["shared_by_splits"]])
-    if report["refused"]:
-        lines.append(f"  refused: {counted(len(report['refused']), 'file')}")
-        lines += _first([f"{printable(path)}: {reason}" for path, reason in report["refused"].items()])
+    low, copies, refused = report["below_sample_rate"], report["shared_by_splits"], report["refused"]
+    below = f"below {report['sample_rate_hz']:,} Hz: {counted(len(low), 'file')}; an empty upper band lowers the NLL"
+    copied = f"copies: {counted(len(copies), 'recording')} in more than one split; remove the copies"
+    for title, entries in (
+        (below, [f"{printable(path)} ({low[path]} Hz)" for path in sorted(low, key=lambda path: low[path])]),
+        (copied, [" = ".join(map(printable, same)) for same in copies]),
+        (f"refused: {counted(len(refused), 'file')}", [f"{printable(path)}: {refused[path]}" for path in refused]),
+    ):
+        if entries:
+            lines += [f"  {title}", *(f"    {entry}" for entry in entries[:_MAX_LINES])]
+        if len(entries) > _MAX_LINES:
+            lines.append(f"    and {len(entries) - _MAX_LINES} more (report.json lists them all)")
     return "\n".join(lines)
-
-
-def _first(entries: list[str]) -> list[str]:
-    lines = [f"    {entry}" for entry in entries[:_MAX_LINES]]
-    if len(entries) > _MAX_LINES:
-        lines.append(f"    and {len(entries) - _MAX_LINES} more (report.json lists them all)")
-    return lines
 
 
 def _hours(hours: float) -> str:

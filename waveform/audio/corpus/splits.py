@@ -130,5 +130,5 @@ def require_all_splits(division: Division, paths: Collection[str]) -> None:
         files = counted(len(paths), "file")
         raise UserError(
             f"{empty} would be empty: {files}, divided {division.said}; add files, set data.split.valid and "
-            "data.split.test higher, or sort the files into folders train/, valid/ and test/"
+            "data.split.test higher in `waveform prepare`, or sort the files into folders train/, valid/ and test/"
         )
