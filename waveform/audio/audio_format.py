@@ -23,7 +23,7 @@ _QUANTISERS = ("mu_law", "linear", "mu_law_floor", "linear_floor")
 _PIECE = whole_number(100)  # samples; fewer are a duration by mistake
 
 
-@dataclass(frozen=True)
+@dataclass
 class AudioFormat:
     """How audio becomes utterances of 256 classes, which models read.
 

@@ -403,7 +403,7 @@ _IN_ORDER = SplitConfig("order", valid=0.2, test=0.2)
 
 @pytest.mark.parametrize("drop_rest", [False, True])
 def test_recordings_are_cut_into_pieces(ramps: Path, tmp_path: Path, drop_rest: bool) -> None:
-    config = DataConfig(_IN_ORDER, 16_000, normalise="clip", piece_samples=500, drop_rest=drop_rest)
+    config = DataConfig(16_000, split=_IN_ORDER, normalise="clip", piece_samples=500, drop_rest=drop_rest)
     dataset = _prepare(ramps, tmp_path / "data", config)
     assert dataset.modality["pieces"] == {"samples": 500, "drop_rest": drop_rest}
     tokens = dataset.open_split("test")
@@ -425,8 +425,8 @@ def test_recordings_are_cut_into_pieces(ramps: Path, tmp_path: Path, drop_rest: 
 
 
 def test_a_recording_of_one_piece_keeps_its_name(ramps: Path, tmp_path: Path) -> None:
-    dataset = _prepare(ramps, tmp_path / "data", DataConfig(_IN_ORDER, 16_000, piece_samples=1900))
-    whole = _prepare(ramps, tmp_path / "whole", DataConfig(_IN_ORDER, 16_000))
+    dataset = _prepare(ramps, tmp_path / "data", DataConfig(16_000, split=_IN_ORDER, piece_samples=1900))
+    whole = _prepare(ramps, tmp_path / "whole", DataConfig(16_000, split=_IN_ORDER))
     assert dataset.open_split("test").checksum == whole.open_split("test").checksum
 
 
@@ -434,7 +434,7 @@ def test_a_recording_shorter_than_a_piece_and_one_that_breaks_off_leave_no_piece
     broken = bytearray((ramps / "2.wav").read_bytes())
     broken[-4:] = np.float32(np.nan).tobytes()  # its first pieces are sound
     (ramps / "2.wav").write_bytes(broken)
-    config = DataConfig(_IN_ORDER, 16_000, piece_samples=1050, drop_rest=True)
+    config = DataConfig(16_000, split=_IN_ORDER, piece_samples=1050, drop_rest=True)
     dataset = _prepare(ramps, tmp_path / "data", config)
     files = dataset.sources["files"]
     assert files["1.wav"]["refused"] == "it is shorter than a piece of 1,050 samples" and "refused" in files["2.wav"]
@@ -442,13 +442,13 @@ def test_a_recording_shorter_than_a_piece_and_one_that_breaks_off_leave_no_piece
 
 
 def test_a_data_set_divided_in_order_takes_no_new_files(ramps: Path, tmp_path: Path) -> None:
-    config = DataConfig(_IN_ORDER, 16_000)
+    config = DataConfig(16_000, split=_IN_ORDER)
     _prepare(ramps, tmp_path / "data", config)
     shutil.copy(ramps / "1.wav", ramps / "0.wav")
     with pytest.raises(UserError, match="was prepared differently: files was 10 and is 11"):
         _prepare(ramps, tmp_path / "data", config)
     with pytest.raises(UserError, match=r"data.piece_samples was None and is 500"):
-        _prepare(ramps, tmp_path / "data", DataConfig(_IN_ORDER, 16_000, piece_samples=500))
+        _prepare(ramps, tmp_path / "data", DataConfig(16_000, split=_IN_ORDER, piece_samples=500))
     refusal = r"data.piece_samples is 10; it must be a whole number of at least 100, or null"
     with pytest.raises(UserError, match=refusal):
         _prepare(ramps, tmp_path / "data", DataConfig(piece_samples=10))

@@ -34,24 +34,18 @@ from waveform.system.atomic import drop_leftovers, explain_write_errors, write_f
 from waveform.system.console import counted, printable, say
 from waveform.system.errors import UserError
 from waveform.system.locks import locked
-from waveform.system.rules import check_rules, whole_number
+from waveform.system.rules import whole_number
 
 REPORT_FILE = "report.json"
 _LOCK_FILE = ".prepare.lock"
 
 
 @dataclass
-class DataConfig:
+class DataConfig(AudioFormat):
     """Settings of `waveform prepare`."""
 
     # which files train, validate and test
     split: SplitConfig = field(default_factory=SplitConfig)
-    # the next five are those of AudioFormat, which checks them
-    sample_rate_hz: int = AudioFormat.sample_rate_hz
-    quantiser: str = AudioFormat.quantiser
-    normalise: str = AudioFormat.normalise
-    piece_samples: int | None = AudioFormat.piece_samples
-    drop_rest: bool = AudioFormat.drop_rest
     # labels of utterances (speakers, words, classes), which models read and samples can be asked for: folder (the first
     # folder's name), a CSV file of path,label, corpus (from the paths of `--corpus`), or none; null: those that the
     # data set has
@@ -61,7 +55,7 @@ class DataConfig:
 
     @property
     def audio_format(self) -> AudioFormat:
-        """What audio becomes. Raises UserError for values that it does not have."""
+        """What audio becomes."""
         return AudioFormat(**{known.name: getattr(self, known.name) for known in fields(AudioFormat)})
 
 
@@ -89,7 +83,6 @@ def prepare(
     """
     config = config or DataConfig()
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
-    check_rules(config, section="data")
     audio_format = config.audio_format
     if not audio_dir.is_dir():
         raise UserError(f"no such folder: {audio_dir}; give the folder that holds your audio files")
