@@ -57,10 +57,10 @@ def test_a_clip_that_fades_ends_in_silence_and_one_that_hisses_in_noise() -> Non
     speech, silence, hiss = voice(200), np.zeros(RATE_HZ // 2, dtype=np.float32), noise(seconds=0.6)
     for parts, ends in (([], (False, False)), ([silence], (True, False)), ([hiss], (False, True))):
         clip = clip_of(np.concatenate([speech, *parts]))
-        assert (clip.ends_silent, clip.ends_noisy) == ends
+        assert (clip.shares["ends in silence"], clip.shares["ends in noise"]) == ends
     clip = clip_of(np.concatenate([speech, silence, np.ones(RATE_HZ // 4, dtype=np.float32)]))
-    assert clip.clipped == pytest.approx(0.25 / 2.75) and 0.1 < clip.silent < 0.25
-    assert clip.voiced > 0.7 and clip.pieces.shape == (2, 40)
+    assert clip.shares["clipped samples"] == pytest.approx(0.25 / 2.75) and 0.1 < clip.shares["silent frames"] < 0.25
+    assert clip.shares["frames with pitch"] > 0.7 and clip.pieces.shape == (2, 40)
 
 
 def test_frechet_distance_of_gaussians() -> None:

@@ -1,6 +1,6 @@
 """What is heard in one clip, in numbers: spectrum, pitch, level, clipping and how it ends; the input of all figures."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,34 +20,29 @@ class Clip:
 
     pieces: np.ndarray  # [p, 40] of each second: mean and standard deviation over time of 20 mel bands, dB
     semitones: np.ndarray  # [v] pitch of the frames that have one, above 100 Hz
-    voiced: float  # share of the frames that have a pitch
     level_db: np.ndarray  # [f]
-    clipped: float  # share of the samples
-    ends_silent: bool  # its last half second is below -60 dBFS throughout
-    ends_noisy: bool  # its last half second is not silent, and no frame of it has a pitch
-    opinions: dict[str, float] = field(default_factory=dict)  # predicted opinion scores, 1 to 5
-
-    @property
-    def silent(self) -> float:
-        """Share of the frames below -60 dBFS."""
-        return float((self.level_db < FLOOR_DB).mean())
+    shares: dict[str, float]  # of its frames, of its samples, and 0 or 1 for how it ends
+    opinions: dict[str, float]  # predicted scores, 1 to 5
 
 
 def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str, float] | None = None) -> Clip:
     """Measure mono samples [n], at least a second of them; what is left of a second at the end has no piece."""
     rate = sample_rate_hz
     pitches, levels = pitch_hz(samples, sample_rate_hz=rate), level_db(samples, sample_rate_hz=rate)
-    has_pitch = ~np.isnan(pitches)
-    ends_silent = bool((levels[-_END_FRAMES:] < FLOOR_DB).all())
+    has_pitch, is_silent = ~np.isnan(pitches), levels < FLOOR_DB
+    ends_silent = is_silent[-_END_FRAMES:].all()
     seconds = samples[: len(samples) // rate * rate].reshape(-1, rate)
     return Clip(
         pieces=np.stack([_spectral_statistics(second, sample_rate_hz=rate) for second in seconds]),
         semitones=12 * np.log2(pitches[has_pitch] / _REFERENCE_HZ),
-        voiced=float(has_pitch.mean()),
         level_db=levels,
-        clipped=float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean()),
-        ends_silent=ends_silent,
-        ends_noisy=not ends_silent and not has_pitch[-_END_FRAMES:].any(),
+        shares={
+            "frames with pitch": float(has_pitch.mean()),
+            "silent frames": float(is_silent.mean()),
+            "clipped samples": float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean()),
+            "ends in silence": float(ends_silent),  # throughout
+            "ends in noise": float(not ends_silent and not has_pitch[-_END_FRAMES:].any()),
+        },
         opinions=opinions or {},
     )
 

@@ -64,12 +64,8 @@ def figures_of(clips: Sequence[Clip], reference: Sequence[Clip]) -> list[Figure]
         ("spread of pitch", "semitones", partial(_over_frames, np.std, "semitones")),
         ("mean level", "dBFS", partial(_over_frames, np.mean, "level_db")),
         ("spread of level", "dB", partial(_over_frames, np.std, "level_db")),
-        ("frames with pitch", "share", partial(_mean, "voiced")),
-        ("silent frames", "share", partial(_mean, "silent")),
-        ("clipped samples", "share", partial(_mean, "clipped")),
-        ("ends in silence", "share", partial(_mean, "ends_silent")),
-        ("ends in noise", "share", partial(_mean, "ends_noisy")),
-        *((name, "1 to 5", partial(_opinion, name)) for name in clips[0].opinions),
+        *((name, "share", partial(_mean, "shares", name)) for name in clips[0].shares),
+        *((name, "1 to 5", partial(_mean, "opinions", name)) for name in clips[0].opinions),
     ]
     return [jackknife(name, unit, clips, statistic) for name, unit, statistic in measured]
 
@@ -135,9 +131,5 @@ def _mean_pitch(clips: Sequence[Clip]) -> float | None:
     return None if semitones is None else 100.0 * 2 ** (semitones / 12)
 
 
-def _mean(field: str, clips: Sequence[Clip]) -> float:
-    return float(np.mean([getattr(clip, field) for clip in clips]))
-
-
-def _opinion(name: str, clips: Sequence[Clip]) -> float:
-    return float(np.mean([clip.opinions[name] for clip in clips]))
+def _mean(field: str, name: str, clips: Sequence[Clip]) -> float:
+    return float(np.mean([getattr(clip, field)[name] for clip in clips]))
