@@ -134,11 +134,18 @@ def _write_file(
     Returns what the report needs to know about the file, and the names of its utterances.
     """
     rate = audio_format.sample_rate_hz
-    counts: Counter[str] = Counter()
+    frame, counts = rate // SILENCE_FRAMES_PER_S, Counter[str]()
+
+    def encoded(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Tokens of blocks; counts samples, whole frames and those that are silent."""
+        for block in blocks:
+            frames = block[: len(block) // frame * frame].reshape(-1, frame)
+            silent = np.einsum("ij,ij->i", frames, frames) / frame < SILENCE_RMS**2
+            counts.update(used=len(block), frames=len(frames), silent=int(np.count_nonzero(silent)))
+            yield audio_format.encode(torch.from_numpy(block)).numpy()
+
     with closing(AudioFile(audio_dir / name)) as file:
-        used = _scaled(file.blocks(sample_rate_hz=rate), audio_format)
-        counted = _counted(used, counts, frame=rate // SILENCE_FRAMES_PER_S)
-        tokens = (audio_format.encode(torch.from_numpy(block)).numpy() for block in counted)
+        tokens = encoded(_scaled(file.blocks(sample_rate_hz=rate), audio_format))
         utterances: list[Iterable[np.ndarray]] = [tokens]
         if audio_format.piece_samples is not None:
             utterances = [[piece] for piece in tokens]  # held until the whole file is known to be sound
@@ -159,16 +166,6 @@ def _write_file(
             "clipped": file.num_clipped,
         }
     return about, names
-
-
-def _counted(blocks: Iterable[np.ndarray], counts: Counter[str], *, frame: int) -> Iterator[np.ndarray]:
-    """Pass on what is used; count its samples, its whole frames of so many samples, and those that are silent."""
-    for block in blocks:
-        frames = block[: len(block) // frame * frame].reshape(-1, frame)
-        power = np.einsum("ij,ij->i", frames, frames) / frame
-        silent = int(np.count_nonzero(power < SILENCE_RMS**2))
-        counts.update(used=len(block), frames=len(frames), silent=silent)
-        yield block
 
 
 def _scaled(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
