@@ -27,8 +27,10 @@ def page_of(labels: list[str], *, title: str = "a beginning", **content: Any) ->
     given = {
         "tables": {"Comparison": Table(["model", "nats/sample"], [[label, "2.0000"] for label in labels])},
         "players": [PlayerRow(title, [real, *continued]), PlayerRow("from nothing", free)],
-        "different_settings": Table(["setting", *labels], [["model.name", *labels]]),
-        "same_settings": Table(["setting", "all runs"], [["seed", "0"]]),
+        "settings": (
+            Table(["setting", *labels], [["model.name", *labels]]),
+            Table(["setting", "all runs"], [["seed", "0"]]),
+        ),
         **content,
     }
     return Page(labels=labels, made_of="sines", **given)

@@ -40,7 +40,8 @@ def test_three_runs_of_four_sounds_are_under_5_mb() -> None:
 
 
 def test_what_is_empty_is_left_out() -> None:
-    html = render(Page(labels=["a"], made_of="", tables={"Comparison": Table(["model"], [["a"]]), "By label": None}))
+    tables = {"Comparison": Table(["model"], [["a"]]), "By label": None}
+    html = render(Page(labels=["a"], made_of="", tables=tables, settings=settings_tables(["a"], [{}])))
     for section in ("listen", "read", "by-label"):
         assert f'id="{section}"' not in html
     assert 'id="comparison"' in html and 'id="settings"' in html

@@ -7,9 +7,9 @@ so not even markup that got past the escaping of names would be executed.
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from waveform.runs.settings import leaves
 from waveform.system.atomic import require_writable
@@ -22,8 +22,7 @@ _GENERATOR = b'<meta name="generator" content="waveform report">'  # in page.htm
 _NUM_COLOURS = 10  # of runs, in style.css; the same as matplotlib's
 
 
-@dataclass(frozen=True)
-class Player:
+class Player(NamedTuple):
     """One sound and its picture."""
 
     label: str  # of the run, or of the real speech
@@ -33,16 +32,14 @@ class Player:
     own_from_s: float = 0.0  # where the run's own sound begins, after a beginning that it was given
 
 
-@dataclass(frozen=True)
-class PlayerRow:
+class PlayerRow(NamedTuple):
     """Sounds to compare with each other, at the same position."""
 
     title: str
     players: Sequence[Player]
 
 
-@dataclass(frozen=True)
-class Writing:
+class Writing(NamedTuple):
     """Texts to compare with each other."""
 
     title: str
@@ -50,8 +47,7 @@ class Writing:
     continuations: Sequence[tuple[str, str]]  # label, text
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A picture with a title and a line that says what it shows."""
 
     title: str
@@ -59,8 +55,7 @@ class Chart:
     picture: str  # data URI
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table of text, with a line below."""
 
     header: Sequence[str]
@@ -74,13 +69,12 @@ class Page:
 
     labels: Sequence[str]  # of the runs, each of which has its colour
     made_of: str  # a line on the runs, the data and the samples
+    settings: tuple[Table, Table]  # in which the runs differ, and the same in all
     tables: Mapping[str, Table | None]  # title -> table, of NLL and more; None: nothing to show
     symptoms: Sequence[str] = ()  # what is wrong with runs, and what helps
     players: Sequence[PlayerRow] = ()
     writings: Sequence[Writing] = ()
     charts: Sequence[Chart] = ()
-    same_settings: Table = field(default_factory=lambda: Table((), ()))
-    different_settings: Table = field(default_factory=lambda: Table((), ()))
 
 
 def settings_tables(labels: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> tuple[Table, Table]:

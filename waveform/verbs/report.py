@@ -83,12 +83,10 @@ def report(
             place_chart(dict(zip(names, places, strict=True)), unit=runs[0].unit, unit_s=runs[0].unit_s),
             attention_chart(attention),
         ]
-        different, same = settings_tables(names, [contents.settings(run) for run in runs])
         page = Page(
             labels=[*names, *others],
             charts=[chart for chart in charts if chart is not None],
-            same_settings=same,
-            different_settings=different,
+            settings=settings_tables(names, [contents.settings(run) for run in runs]),
             **parts,
         )
         write_page(out, page)
