@@ -15,7 +15,6 @@ from waveform.domain import Metrics
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.sampler import SamplingConfig
-from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.report_page.contents import Material, ReportContents
 from waveform.report_page.page import Table, Writing
@@ -27,7 +26,6 @@ from waveform.system.errors import UserError
 from waveform.system.rules import NOT_NEGATIVE, check_rules, whole_number
 
 _NEVER_PUBLISHED = ("folder", "recall")
-_FIRST_TOKENS = 64  # the first stretch of NLL over the course of a document
 
 
 def metrics_of(run: TrainedRun, options: EvaluateOptions) -> Metrics:
@@ -193,9 +191,6 @@ class TextContents(ReportContents):
     @property
     def max_tokens(self) -> int:
         return DEFAULT_TOKENS
-
-    def first(self, run: TrainedRun) -> int:
-        return _FIRST_TOKENS
 
     def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
         entries, writings = of.entries, self._writings(of.runs, of.world)

@@ -41,10 +41,6 @@ class ReportContents(ABC):
     def max_tokens(self) -> int | None:
         """About how many tokens are scored by place; None: all."""
 
-    @abstractmethod
-    def first(self, run: TrainedRun) -> int:
-        """Tokens of the first stretch of NLL over the course of an utterance."""
-
     def result(self, tokens: TokenSet, places: NllByPlace, *, protocol: str) -> Evaluation | None:
         """The NLL in the tables, if it follows from that by place; None: it is measured as `evaluate` does."""
         return None

@@ -33,7 +33,6 @@ from waveform.system.rules import NOT_NEGATIVE, check_rules, whole_number
 
 REAL = "real speech"
 ALONE = "linear-prediction"  # of `listen`: what the predictors of the runs draw alone
-_FIRST_S = 0.01  # the first stretch of NLL over the course of an utterance
 _MOST_LABELS = 6  # of which a sound is drawn
 _GIVEN_S = 0.5  # of real speech that runs continue, at most a quarter of a sound
 _ONSET = 0.1  # share of a recording's peak at which speech has begun
@@ -86,9 +85,6 @@ class SoundContents(ReportContents):
     @property
     def max_tokens(self) -> int | None:
         return self.tokens
-
-    def first(self, run: TrainedRun) -> int:
-        return round(_FIRST_S * _on_audio(run).audio_format.sample_rate_hz)
 
     def result(self, tokens: TokenSet, places: NllByPlace, *, protocol: str) -> Evaluation:
         scored = np.flatnonzero(places.counts.sum(axis=1))

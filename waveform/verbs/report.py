@@ -18,6 +18,8 @@ from waveform.runs.scoring import ScoredRun, display_names
 from waveform.system.output import check_files, write_json
 from waveform.verbs.compare import entries_of, open_runs
 
+_FIRST_S, _FIRST_TOKENS = 0.01, 64  # the first stretch of NLL over the course of an utterance, and of a document
+
 
 def report(
     run_dirs: Sequence[Path | str] | Path | str,
@@ -49,9 +51,10 @@ def report(
         train = runs[0].config["train"]  # state of the others is reset at the same places, or they would be refused
         protocol, max_tokens = domain.protocol(train, options), contents.max_tokens
         chunk = train["chunk"] if protocol == "chunk" else None
+        unit_s = runs[0].unit_s
+        first = _FIRST_TOKENS if unit_s is None else round(_FIRST_S / unit_s)
         places = [
-            nll_by_place(run, tokens, first=contents.first(run), max_tokens=max_tokens, chunk=chunk, world=world)
-            for run in runs
+            nll_by_place(run, tokens, first=first, max_tokens=max_tokens, chunk=chunk, world=world) for run in runs
         ]
         scored = []
         for run, place in zip(runs, places, strict=True):
@@ -80,7 +83,7 @@ def report(
             return figures
         charts = [
             learning_chart([(name, one.curve) for name, one in zip(names, scored, strict=True)], unit=runs[0].unit),
-            place_chart(dict(zip(names, places, strict=True)), unit=runs[0].unit, unit_s=runs[0].unit_s),
+            place_chart(dict(zip(names, places, strict=True)), unit=runs[0].unit, unit_s=unit_s),
             attention_chart(attention),
         ]
         page = Page(
