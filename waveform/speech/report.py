@@ -103,10 +103,8 @@ class SoundContents(ReportContents):
         return others
 
     def settings(self, run: TrainedRun) -> dict[str, Any]:
-        # With the format of its data set, and no division: training reads the data set as it is, whatever is set.
-        data = {name: value for name, value in run.config.get("data", {}).items() if name not in ("split", "labels")}
-        prepared_with = {name: value for name, value in vars(_on_audio(run).audio_format).items() if name in data}
-        return run.config | {"data": {**data, **prepared_with}}
+        # Of data, the format of its data set: training reads that as it is, whatever else is set.
+        return run.config | {"data": vars(_on_audio(run).audio_format)}
 
     def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
         heard, entries = {name: _on_audio(run) for name, run in of.runs.items()}, of.entries
