@@ -75,7 +75,7 @@ def _judge(outcome: Outcome, overrides: list[str], case: int) -> str:
     if "usage: " in outcome.err:  # argparse mistook it for an option
         assert outcome.code == 2 and any(override.startswith("-") for override in overrides), context
         return "no such option"
-    if not outcome.refused(context) or "is empty; put audio files there" in outcome.err:
+    if not outcome.refused(context) or "it holds nothing; audio is" in outcome.err:
         return "composed"
     assert len(outcome.err) < 2000, f"a line of {len(outcome.err)} characters: {context}"
     assert outcome.err.isascii() or outcome.err.isprintable() or "\x1b" not in outcome.err, context

@@ -58,9 +58,9 @@ def test_a_csv_with_a_mistake(content: str, words: str, tmp_path: Path) -> None:
 
 
 def test_labels_that_are_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the audio folder has no folders with audio; leave it out, or give a CSV"):
+    with pytest.raises(UserError, match=r"data.labels=folder labels no file; leave it out"):
         find_labels("folder", paths=["a.wav"])
-    with pytest.raises(UserError, match=r"data.labels=folder, but train, test have no folders with audio"):
+    with pytest.raises(UserError, match=r"data.labels=folder labels no file; leave it out"):
         find_labels("folder", paths=["train/a.wav"], layout="train/test")
     with pytest.raises(UserError, match=r"cannot read data.labels=.*none.csv \(No such file or directory\)"):
         find_labels(str(tmp_path / "none.csv"), paths=PATHS)

@@ -313,7 +313,7 @@ _GOOD = None  # in place of a file's content
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "audio is empty; put audio files there"),
+        ({}, "no audio in .*: it holds nothing; audio is aif, "),
         ({"a.txt": b"", "b.txt": b""}, r"no audio in .*: it holds 2 other files \(2 .txt\)"),
         (
             {"train/b.wav": b"", "valid/b.wav": b"", "test/b.wav": b"no audio"},

@@ -18,7 +18,7 @@ _COLUMNS = ("path", "label")
 
 def source_of(labels: str | None) -> str | None:
     """`data.labels` as a data set keeps it: the path of a CSV is absolute."""
-    return labels if labels in (None, "", NONE, FOLDER, CORPUS) else os.path.abspath(labels)
+    return labels if labels in (None, NONE, FOLDER, CORPUS) else os.path.abspath(labels)
 
 
 def find_labels(
@@ -32,8 +32,6 @@ def find_labels(
     """
     if source in (None, NONE):
         return {}
-    if not source:
-        raise UserError("data.labels is empty; give folder, a CSV of path,label, or none")
     if source == CORPUS:
         labels = _of_corpus(paths, corpus)
     else:
@@ -55,22 +53,15 @@ def find_labels(
 
 
 def _of_corpus(paths: Collection[str], corpus: Corpus | None) -> dict[str, str]:
-    if corpus is None or not corpus.has_labels:
-        what = "no --corpus is given" if corpus is None else f"{corpus.title} has no labels"
-        raise UserError(f"data.labels=corpus, but {what}; leave it out, or give folder or a CSV of path,label")
+    if corpus is None:
+        raise UserError("data.labels=corpus, but no --corpus is given; give folder or a CSV of path,label")
     return {path: label for path in paths if (label := corpus.label_of(path)) is not None}
 
 
 def _by_folder(paths: Collection[str], layout: str) -> dict[str, str]:
     """The name of the first folder in each path, below those of `layout`; files above it have no label."""
     depth = 1 if layout else 0
-    labels = {path: folders[depth] for path in paths if len(folders := path.split("/")[:-1]) > depth}
-    if not labels:
-        where = f"{layout.replace('/', ', ')} have" if layout else "the audio folder has"
-        raise UserError(
-            f"data.labels=folder, but {where} no folders with audio; leave it out, or give a CSV of path,label"
-        )
-    return labels
+    return {path: folders[depth] for path in paths if len(folders := path.split("/")[:-1]) > depth}
 
 
 def _from_csv(file: Path) -> dict[str, str]:

@@ -170,10 +170,9 @@ def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
     suffixes = ", ".join(sorted(suffix[1:] for suffix in AUDIO_SUFFIXES))
     if scan.refused:
         return f"no usable audio in {audio_dir}: {_first_reasons(scan.refused)}"
-    if scan.other:
-        hint = "; for text: python -m recipes prepare folder" if scan.other[".txt"] else ""
-        return f"no audio in {audio_dir}: it holds {others_of(scan.other)}; audio is {suffixes}{hint}"
-    return f"{audio_dir} is empty; put audio files there ({suffixes})"
+    held = others_of(scan.other) if scan.other else "nothing"
+    hint = "; for text: python -m recipes prepare folder" if scan.other[".txt"] else ""
+    return f"no audio in {audio_dir}: it holds {held}; audio is {suffixes}{hint}"
 
 
 def _first_reasons(refused: dict[str, str]) -> str:
