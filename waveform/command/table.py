@@ -21,7 +21,6 @@ from waveform.system.console import escape_what_stdout_lacks, replace_closed
 from waveform.system.cpu import set_defaults
 from waveform.system.errors import UserError
 from waveform.system.rules import COUNTABLE
-from waveform.system.versions import warn_of_untested
 
 OF_DOMAIN = ""  # in place of a verb's function: the one that the domain of the run has (`Domain.verbs`)
 OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
@@ -71,7 +70,6 @@ class Verb:
     def run(self, given: dict[str, Any]) -> int:
         """Call the function with the arguments given; returns the exit code."""
         if self.computes:
-            warn_of_untested()
             set_defaults()
         values = _without_strays(given)
         named = [arg for arg in self.arguments if arg.name in values]
