@@ -1,15 +1,14 @@
 """Trains several models in turn, in slices of a few seconds, so that other work on the machine falls on all alike."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 
-from waveform.engine.nonfinite import Diverged
 from waveform.engine.trainer import Trainer, TrainResult, progress_of
-from waveform.system.errors import UserError
 from waveform.system.signals import signals_ask
 
 SLICE_S = 2.0
-SAVE_EVERY_S = 30.0  # of a run's training: what a kill costs at most; saving 40M parameters takes a second or two
+# Of a run's training: what a kill, or an error in another run, costs at most. Saving 40M parameters takes 1 or 2.
+SAVE_EVERY_S = 30.0
 _SHARE_STEPS = 1 << 20  # ranks compare whole numbers
 
 
@@ -17,8 +16,8 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
     """Train each until its budget is used up or a signal asks to stop; either way the last state of all is saved.
 
     The next slice goes to the one that has used the least share of its budget, so a resumed run that is behind catches
-    up first. What does not depend on the clock is bit for bit what `run` gives. Raises what a trainer raises, after the
-    others are saved.
+    up first. What does not depend on the clock is bit for bit what `run` gives. Raises what a trainer raises; then
+    the others continue from what they saved last.
     """
     training = dict(trainers)
     with signals_ask() as stop, progress_of([*trainers.values()]) as progress, ExitStack() as opened:
@@ -30,7 +29,7 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
             progress.about = min(zip(shares, training, strict=True))[1]  # ranks agree on it
             trainer = training.pop(progress.about)
             learner, end_s = trainer.learner, trainer.learner.seconds + slice_s
-            with _saved_if_it_fails([*training.values()]), trainer.turn():
+            with trainer.turn():
                 while trainer.step() and not world.any(learner.seconds >= end_s and trainer.share < 1):
                     pass
                 if trainer.result is None:
@@ -38,16 +37,3 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
                     if world.any(learner.seconds - trainer.saved_s >= SAVE_EVERY_S):
                         trainer.save()
     return [trainer.result for trainer in trainers.values() if trainer.result is not None]
-
-
-@contextmanager
-def _saved_if_it_fails(others: Sequence[Trainer]) -> Iterator[None]:
-    """Save `others` if what is done within fails; on several ranks only if all of them fail together."""
-    try:
-        yield
-    except Exception as error:
-        for other in others:
-            if other.learner.step and (other.world.size == 1 or isinstance(error, Diverged)):
-                with suppress(UserError), other.turn():
-                    other.save()
-        raise

@@ -59,7 +59,7 @@ def train_all(
     """Train several runs on `source` in turn, in slices of seconds; resumes what is there.
 
     runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is prepared if it
-    is for a setting; if one run's loss stops being finite, the others are saved. Raises Interrupted, which says
+    is for a setting; if one run's loss stops being finite, the others lose 30 s at most. Raises Interrupted, which says
     `if_stopped`, if a signal asks to stop, even if too late to stop training.
     """
     requests = [_request(source, *run, config_dir=config_dir) for run in runs.items()]
