@@ -1,8 +1,7 @@
-"""The figures of `waveform bench` as tables for a terminal."""
+"""The figures of `waveform bench` as tables for a terminal; docs/performance.md says what they mean."""
 
 from typing import Any
 
-from waveform.audio.audio_format import CD_RATE_HZ
 from waveform.system.console import counted, table
 
 
@@ -23,7 +22,7 @@ def format_figures(content: dict[str, Any]) -> str:
     if prepared:
         lines += ["", *table(["preparation", "", "real time (min to max)", "of limit", "decode", "resample",
                               "peak memory"], [_preparation_row(figures) for figures in prepared])]  # fmt: skip
-    return "\n".join([*lines, "", *_legend(measured)])
+    return "\n".join(lines)
 
 
 def _training_row(figures: dict[str, Any]) -> list[str]:
@@ -74,21 +73,6 @@ def _preparation_row(figures: dict[str, Any]) -> list[str]:
         f"{figures['resample_times_real_time']['median']:,.0f} x",
         f"{figures['peak_bytes'] / 1e6:,.0f} MB",
     ]
-
-
-def _legend(measured: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "training: updates with full memories; M parameters x rows. FLOP use: model FLOPs (3 x forward, plus",
-        "auxiliary losses once) over the rate of a large matrix product. operations: those that Python or autograd",
-        "calls, once under torch's profiler, which adds about 1 us to each. sampling: with full memories. of bound:",
-        "weights and cache that a step reads, over memory's rate; above 100% they fit into the processor's cache.",
-        "Medians; min to max over repeats in turn with the limits. preparation: of audio at "
-        f"{CD_RATE_HZ / 1000:g} kHz, one worker on one core.",
-    ]
-    if measured and all(not figures["training_memory"]["imports_bytes"] for figures in measured):
-        return [*lines, "peak memory: allocated on the GPU in training."]
-    imports = {f"{figures['training_memory']['imports_bytes'] / 1e6:,.0f}" for figures in measured[:1]}
-    return [*lines, *(f"peak memory: resident in training, some {size} MB of it the imports." for size in imports)]
 
 
 def _speed(samples_per_second: dict[str, float], figures: dict[str, Any]) -> list[str]:
