@@ -16,19 +16,14 @@ MAX_LABELS = 10_000  # their names are in every run's config.yaml
 MAX_LABEL_BYTES = 100  # they are in names of files, too
 # Brackets and $ mean something else in a configuration, slashes in the name of a file.
 NOT_IN_LABELS = "$[]{}/\\"
+LABELS_ARE = f"1 to {MAX_LABEL_BYTES} bytes, all printable, none of {NOT_IN_LABELS}, and no space at an end"
 
 
-def why_no_label(name: str) -> str | None:
-    """What keeps `name` from being a label; None: nothing."""
-    if not name or name != name.strip():
-        return "it is empty, or begins or ends with a space"
-    if not name.isprintable():
-        return "it has a character that cannot be printed"
-    if any(character in NOT_IN_LABELS for character in name):
-        return f"it has one of the characters {NOT_IN_LABELS}"
-    if len(name.encode()) > MAX_LABEL_BYTES:
-        return f"it has more than {MAX_LABEL_BYTES} bytes"
-    return None
+def is_label(name: str) -> bool:
+    """Whether an utterance may have the label `name`; `LABELS_ARE` says it to a user."""
+    if not name.isprintable() or name != name.strip() or set(NOT_IN_LABELS) & set(name):
+        return False
+    return 0 < len(name.encode()) <= MAX_LABEL_BYTES
 
 
 def label_names(tokens: TokenSet) -> list[str]:

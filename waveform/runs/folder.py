@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from waveform.engine import checkpoint
 from waveform.engine.checkpoint import CHECKPOINTS_DIR, Checkpoint
-from waveform.engine.labels import MAX_LABELS, why_no_label
+from waveform.engine.labels import MAX_LABELS, is_label
 from waveform.engine.metrics import METRICS_FILE
 from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import DECIDED_BY_DATA, model_class
@@ -82,7 +82,7 @@ class _Dataset(Struct):
         if self.token_range is not UNSET and not self.token_range[0] <= self.token_range[1] < self.vocab_size:
             raise ValueError(f"the token range {list(self.token_range)} is not within 0 to {self.vocab_size - 1}")
         for name in () if self.labels is UNSET else self.labels:
-            if why_no_label(name) is not None:
+            if not is_label(name):
                 raise ValueError(f"{name[:100]!a} is not a label")
 
 

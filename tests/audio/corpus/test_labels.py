@@ -45,7 +45,7 @@ def test_a_csv_has_labels_of_some_files(tmp_path: Path) -> None:
         ("path,label\ntop.wav,a\nbob/1.wav,b\ntop.wav,a\n", "line 4: top.wav is there twice; give it one label"),
         ("path,label\ntop.wav,  \n", "line 2: the label of top.wav is empty; give it one, or leave the line out"),
         ("path,label\ntop.wav\n", "line 2: the label of top.wav is empty"),
-        ("path,label\ntop.wav,a\x1bb\n", r"'a\x1bb' (top.wav) cannot be a label: it has a character that cannot be"),
+        ("path,label\ntop.wav,a\x1bb\n", r"'a\x1bb' (top.wav) cannot be a label, which is 1 to 100 bytes"),
         ("path,label\n", "labels no file; leave it out"),
         ('path,label\n"top.wav,a\n', "is not a CSV in UTF-8"),
         ("path,label\ntop.wav,\udce4\n", "is not a CSV in UTF-8"),  # ä in Latin-1

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from waveform.audio.corpus.catalogue import Corpus
-from waveform.engine.labels import why_no_label
+from waveform.engine.labels import LABELS_ARE, is_label
 from waveform.system.console import printable
 from waveform.system.errors import UserError
 
@@ -45,10 +45,9 @@ def find_labels(
                 f"data.labels={source}: there is no audio file {printable(path)}; paths are relative to the audio "
                 f"folder, such as {printable(min(known))}"
             )
-        if (reason := why_no_label(label)) is not None:
-            raise UserError(
-                f"data.labels={source}: '{printable(label)}' ({printable(path)}) cannot be a label: {reason}"
-            )
+        if not is_label(label):
+            cannot = f"'{printable(label)}' ({printable(path)}) cannot be a label, which is {LABELS_ARE}"
+            raise UserError(f"data.labels={source}: {cannot}")
     return labels
 
 
