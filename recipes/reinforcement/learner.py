@@ -107,8 +107,8 @@ class AgentLearner(Learner):
         if self.world.any(not all(map(math.isfinite, figures.values()))):
             bad = " and ".join(name for name, value in figures.items() if not math.isfinite(value))
             raise Diverged(
-                f"{bad or 'a figure of another process'} is not finite at step {self.step}; training stopped",
-                remedy="Lower train.lr or train.clip_norm in a new run",
+                f"{bad or 'a figure of another process'} is not finite at step {self.step}; training stopped. Lower "
+                "train.lr or train.clip_norm in a new run"
             )
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)

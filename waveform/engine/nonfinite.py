@@ -22,11 +22,7 @@ from waveform.system.errors import UserError
 
 
 class Diverged(UserError):
-    """The loss is no longer a finite number; `remedy` is for the user."""
-
-    def __init__(self, what: str, *, remedy: str = "") -> None:
-        super().__init__(what)
-        self.remedy = remedy
+    """The loss is no longer a finite number."""
 
 
 class Update(NamedTuple):
@@ -102,8 +98,8 @@ class FiniteWatch:
         self._unchecked = [bad]  # nothing may be saved from now on
         skip = "" if self._skips else "; or skip such steps with train.on_nonfinite=skip"
         return Diverged(
-            f"the loss or a gradient is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}",
-            remedy=f"Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run{skip}",
+            f"the loss or a gradient is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}. Lower "
+            f"train.lr or train.clip_norm, or raise train.warmup_steps, in a new run{skip}"
         )
 
     def _where_in_data(self, bad: Update) -> str:

@@ -121,7 +121,7 @@ class Trainer:
         except Diverged as error:
             kept = checkpoint.newest(self._context.run_dir)
             where = f"step {kept.step} in {kept.folder}" if kept else "none was saved yet"
-            raise Diverged(f"{error}. Last good checkpoint: {where}. {error.remedy}") from None
+            raise Diverged(f"{error}. Last good checkpoint: {where}") from None
         self.learner.wait_for_device()  # or the next trainer's time would have work of this one in it
         self._random_numbers = checkpoint.random_state(self.world.device)
 

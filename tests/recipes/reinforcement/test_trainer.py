@@ -45,7 +45,7 @@ def test_a_loss_that_is_not_finite_stops_training(tmp_path: Path) -> None:
     trainer.save()
     with torch.no_grad():
         learner.agent.value.bias.fill_(float("nan"))
-    with pytest.raises(Diverged, match=r"value_loss.* not finite at step 1.* step 1 in .* Lower train\.lr"):
+    with pytest.raises(Diverged, match=r"value_loss.* not finite at step 1.* Lower train\.lr.* step 1 in "):
         trainer.run()
 
 
