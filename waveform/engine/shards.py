@@ -28,7 +28,6 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
-import torch
 
 from waveform.system.atomic import explain_write_errors, sync
 from waveform.system.errors import Trouble, UserError
@@ -92,7 +91,7 @@ class ShardWriter:
         try:
             for block in blocks:
                 tokens = np.ascontiguousarray(block, dtype=self._index.dtype)
-                counts_of_block = _counts(tokens, vocab_size=len(counts))
+                counts_of_block = np.bincount(tokens, minlength=len(counts))
                 assert len(counts_of_block) == len(counts), "a token is outside the vocabulary"
                 counts += counts_of_block
                 digest.update(tokens.data)
@@ -125,14 +124,6 @@ class ShardWriter:
                 sync(self.path.parent)
         finally:
             self._partial.unlink(missing_ok=True)
-
-
-def _counts(tokens: np.ndarray, *, vocab_size: int) -> np.ndarray:
-    """How often each token occurs, [vocab_size or more] int64."""
-    if tokens.dtype == np.uint8:  # numpy would widen them first, at three times the cost
-        own = tokens if tokens.flags.writeable else tokens.copy()  # torch accepts no read-only buffer
-        return torch.bincount(torch.from_numpy(own), minlength=vocab_size).numpy()
-    return np.bincount(tokens, minlength=vocab_size)
 
 
 def _index_digest(index: bytes) -> bytes:
