@@ -79,11 +79,6 @@ class TokenSet:
         numbered.label_numbers = [0 if label is None else numbers.get(label, 0) for label in self.labels]
         return numbered
 
-    def verify(self) -> None:
-        """Read every token and verify the digests. Raises UserError naming the shard and the utterance."""
-        for shard in {id(shard): shard for _, shard in self._entries}.values():
-            shard.verify()
-
     def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
         """Tokens start..stop - 1 (clipped at the end) of utterance `index`. Raises UserError as `Shard.read` does."""
         utterance, shard = self._entries[index]

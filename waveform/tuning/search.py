@@ -177,7 +177,6 @@ class _Search:
         first_run = replace(self.request, run_dir=self._run_dir(0))  # what is prepared for it serves for all
         self._data = self.domain.open_data(first_run, self.base, world=self.world)
         self._valid = self._data.open_split("valid")
-        self._valid.verify()
         self._study = self._opened()
         searched = ", ".join(map(short, self.space.dimensions))
         self._say(f"searching {searched} in {self.config.trials} trials of {self.config.budget} of training each")
