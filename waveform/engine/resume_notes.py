@@ -46,13 +46,10 @@ def conditions(learner: Learner) -> dict[str, str | int]:
 
 
 def notes(found: Checkpoint, now: dict[str, str | int]) -> list[str]:
-    """One line for a checkpoint's unrecognised fields, and one for each of the `conditions` that has changed."""
-    lines = []
-    unknown = sorted(found.conditions.keys() - now.keys())
-    if unknown:
-        lines.append(f"{found.folder} also has {', '.join(unknown)}, which this version ignores")
-    for name, value in now.items():
-        then = found.conditions.get(name, _BEFORE.get(name, value))  # an older checkpoint may not have it
-        if then != value:
-            lines.append(f"saved with {name}={then}, resumed with {value}: results will no longer be bit-identical")
-    return lines
+    """One line for each of the `conditions` that has changed."""
+    before = {**now, **_BEFORE, **found.conditions}  # an older checkpoint may not have all of them
+    return [
+        f"saved with {name}={before[name]}, resumed with {value}: results will no longer be bit-identical"
+        for name, value in now.items()
+        if before[name] != value
+    ]
