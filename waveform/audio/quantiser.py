@@ -35,12 +35,12 @@ def encode(samples: Tensor, quantiser: str) -> Tensor:
 
     quantiser: its name in dataset.json. Samples must be finite (`files.read_blocks` refuses a file if they are not).
     """
-    below, boundary, _ = (table.to(samples.device) for table in _tables(quantiser))
-    flat = samples.detach().to(torch.float32).flatten().clamp(-1, 1)
+    below, boundary, _ = _tables(quantiser)
+    flat = samples.detach().to("cpu", torch.float32).flatten().clamp(-1, 1)
     cell = (flat * _CELLS).add_(_CELLS + 0.5).int()
-    # index_select, because `take` and indexing cost two and six times as much.
-    classes = below.index_select(0, cell).add_(flat >= boundary.index_select(0, cell))
-    return classes.view(samples.shape)
+    # index_select, because `take` and indexing cost two and six times as much; numpy compares in a seventh of the time.
+    is_above = torch.from_numpy(flat.numpy() >= boundary.index_select(0, cell).numpy())
+    return below.index_select(0, cell).add_(is_above).view(samples.shape).to(samples.device)
 
 
 def decode(tokens: Tensor, quantiser: str) -> Tensor:
