@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet
 from waveform.kernels.compiling import kernel
-from waveform.kernels.dense import ADD, SET, DenseWeights, dense, pad_last, zeros
+from waveform.kernels.dense import ADD, RELU, SET, DenseWeights, dense, pad_last, zeros
 from waveform.kernels.draw import Draws, KernelDecoder, drawing
 from waveform.kernels.row_inputs import embed_rows, lay_out_head, lay_out_inputs, predict_logits
 from waveform.kernels.rows import copy
 from waveform.kernels.threads import share_vectors, shared_out
-from waveform.kernels.vectors import LANES, at, fill, get_int64, load, maximum, padded, sigmoid, store, tanh
+from waveform.kernels.vectors import LANES, at, get_int64, load, padded, sigmoid, store, tanh
 from waveform.models.token_model import TokenState
 
 _CONVOLVE, _RESIDUAL, _SKIP, _MIX, _HEAD = range(5)
@@ -44,9 +44,9 @@ def _work(phase, part, num_parts, layer, step, p, kind):
     elif phase == _RESIDUAL:
         weights, x, out, shape, mode = p.residual, p.gate, p.x, (p.num_gates, p.width), ADD
     elif phase == _SKIP:
-        weights, x, out, shape, mode = p.skip, p.gates, p.hidden, (p.num_layers * p.num_gates, p.num_skip), SET
+        weights, x, out, shape, mode = p.skip, p.gates, p.hidden, (p.num_layers * p.num_gates, p.num_skip), RELU
     elif phase == _MIX:
-        weights, x, out, shape, mode = p.mix, p.hidden, p.mixed, (p.num_skip, p.num_end), SET
+        weights, x, out, shape, mode = p.mix, p.hidden, p.mixed, (p.num_skip, p.num_end), RELU
     else:
         weights, x, out, shape, mode = p.head, p.mixed, p.logits, (p.num_end, p.num_logits), SET
     first, last = share_vectors(shape[1], part, num_parts)
@@ -73,12 +73,6 @@ def _gather_taps(layer, step, p):
 
 
 @kernel
-def _relu(x, width):
-    for i in range(0, width, LANES):
-        store(x, i, maximum(load(x, i), fill(np.float32(0))))
-
-
-@kernel
 def _step(tokens, step, sound, plan, kind):
     p = plan[0]
     embed_rows(tokens, sound, p)
@@ -91,10 +85,6 @@ def _step(tokens, step, sound, plan, kind):
         if phase == _CONVOLVE:
             _gather_taps(layer, step, p)
         _share_out(phase, layer, step, plan, kind)
-        if phase == _SKIP:
-            _relu(p.hidden, p.num_rows * p.num_skip)
-        elif phase == _MIX:
-            _relu(p.mixed, p.num_rows * p.num_end)
     predict_logits(sound, p)
 
 

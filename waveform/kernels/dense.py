@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from waveform.kernels.compiling import kernel
 from waveform.kernels.product import GROUP, group_row, group_tile, vector_of_product
-from waveform.kernels.vectors import LANES, at, bytes_of, fma, gelu, load, padded, stack_tile, store
+from waveform.kernels.vectors import LANES, at, bytes_of, fill, fma, gelu, load, maximum, padded, stack_tile, store
 
-SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to what is there, or store its GELU
+SET, ADD, GELU, RELU = range(4)  # what `dense` does with its result: store it, add it to what is there, or activate it
 _WIDTH = GROUP * LANES  # outputs computed together, from weights that lie together
 
 
@@ -83,7 +83,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @kernel
 def dense(weights, layer, x, out, shape, rows, vectors, mode, kind):
-    """out [R, N] = or += x [R, K] @ W^T + b, or its GELU, for ranges of rows and of vectors of outputs.
+    """out [R, N] = or += x [R, K] @ W^T + b, or its GELU or ReLU, for ranges of rows and of vectors of outputs.
 
     weights: address of `DenseWeights`, of the type of `kind`; shape: (K, N); x, out: addresses. vectors: whole groups,
     see `GROUP`. The order in which an output is summed depends on its group alone.
@@ -124,4 +124,6 @@ def _finish(sums, j, scale, bias, out, mode):
         value = value + load(out, j)
     elif mode == GELU:
         value = gelu(value)
+    elif mode == RELU:
+        value = maximum(value, fill(np.float32(0)))
     store(out, j, value)
