@@ -42,8 +42,7 @@ def saved_parts(z) -> dict[str, int]:
         "projection": 3 * D * D,  # weights: norms folded in, and transposed (_t)
         "projection_t": 3 * D * D,
         "projection_bias": 3 * D,
-        "spread_position": D * P,
-        "spread_position_t": D * P,
+        "position_t": D * P,  # of each head
         "output_t": D * D,
         "folded_in": F * D,
         "folded_in_t": F * D,
@@ -117,7 +116,7 @@ def _attend(row, kept, scratch, p):
         column = head * d
         rows.add_rows(at(q, column), D, at(p.content_bias, column), 0, q_u, d, T, d)
         rows.add_rows(at(q, column), D, at(p.position_bias, column), 0, q_v, d, T, d)
-        product(q_v, d, 1, at(p.spread_position, head * d * P), P, a, P, T, P, d, False)
+        product(q_v, d, 1, at(p.position, head * d * P), P, a, P, T, P, d, False)
         rotated = at(p.rotated, (kept * p.num_heads + head) * T * P)
         rows.rotate_rows(a, p.query_encoding, rotated, T, P // 2)
         rows.transpose(at(kv, column), 2 * D, keys_t, K_, d)
@@ -277,7 +276,7 @@ def _attend_backward(row, scratch, sums, p):
         # The rotation is its own inverse.
         rows.rotate_rows(grad_rotated, p.query_encoding, a, T, P // 2)
         product(q_v, 1, d, a, P, at(sums, p.s_position + head * d * P), P, d, P, T, True)
-        product(a, P, 1, at(p.spread_position_t, head * d * P), d, by_position, d, T, d, P, False)
+        product(a, P, 1, at(p.position_t, head * d * P), d, by_position, d, T, d, P, False)
         rows.add_column_sums(by_position, d, at(sums, p.s_position_bias + column), T, d)
         rows.add_rows(grad_q, 3 * D, by_position, d, grad_q, 3 * D, T, d)
     slots = at(p.slots, row * (S + T) * D)
@@ -310,9 +309,8 @@ def _pack(p):
     rows.fold(p.key, no_bias, p.gain, p.shift, at(folded, D * D), at(biases, D), D, D)
     rows.fold(p.value, no_bias, p.gain, p.shift, at(folded, 2 * D * D), at(biases, 2 * D), D, D)
     rows.transpose(p.projection, D, p.projection_t, 3 * D, D)
-    rows.copy_halves(p.position, p.num_position_features // 2, p.spread_position, P // 2, D)
     for head in range(p.num_heads):
-        rows.transpose(at(p.spread_position, head * d * P), P, at(p.spread_position_t, head * d * P), d, P)
+        rows.transpose(at(p.position, head * d * P), P, at(p.position_t, head * d * P), d, P)
     rows.transpose(p.output, D, p.output_t, D, D)
     rows.fold(p.feed_in, p.feed_in_bias, p.feed_gain, p.feed_shift, p.folded_in, p.folded_in_bias, F, D)
     rows.transpose(p.folded_in, D, p.folded_in_t, F, D)

@@ -34,7 +34,7 @@ _WEIGHTS = {
     "value": "attention.value.weight",  # [D, D]
     "content_bias": "attention.content_bias",  # [H, d]
     "position_bias": "attention.position_bias",  # [H, d]
-    "position": "attention.position.weight",  # [D, P]
+    "position": "attention.position.weight",  # [D, P]; kernels are given [D, P']
     "output": "attention.output.weight",  # [D, D]
     "feed_gain": "feedforward_norm.weight",  # [D]
     "feed_shift": "feedforward_norm.bias",  # [D]
@@ -103,6 +103,7 @@ def layers_in_kernels(
     encodings = (of_queries, of_slots, pad_last(of_slots.t()).contiguous())
     given = {"past": [x_BTD[:, :0] if past is None else past.contiguous() for past in pasts], **weights}
     given |= {name: [encoding] * len(layers) for name, encoding in zip(_ENCODINGS, encodings, strict=True)}
+    given["position"] = [_pack_features(weight.detach()) for weight in weights["position"]]
     has_dropout = layers[0].training and layers[0].config.dropout
     if has_dropout:
         factors = [_dropout_factors(layer, x_BTD) for layer in layers]

@@ -224,11 +224,3 @@ def unfold(grad, grad_bias, weight, gain, shift, grad_gain, grad_shift, m, n):
             v.store(grad, i * n + j, v.fma(g, v.load(gain, j), of_bias * v.load(shift, j)))
             v.store(grad_gain, j, v.fma(g, w, v.load(grad_gain, j)))
             v.store(grad_shift, j, v.fma(of_bias, w, v.load(grad_shift, j)))
-
-
-@kernel
-def copy_halves(source, half, target, target_half, m):
-    """Rows [m, 2 half] -> [m, 2 target_half]: each half with zeros after it."""
-    for i in range(2 * m):
-        for j in range(target_half):
-            v.put(target, i * target_half + j, v.get(source, i * half + j) if j < half else np.float32(0))
