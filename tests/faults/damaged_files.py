@@ -36,11 +36,12 @@ class Reader(NamedTuple):
 
 
 _SPEEDS = ("train_seconds", "train_tokens_per_second", "sampling_tokens_per_second", "state_reuse")
+_LOGGED = ("learning_curve",)  # read from metrics.jsonl, a log without checksums: of damaged lines there is a warning
 
 
 def _figures(place: Path, outcome: Outcome) -> Any:
     def without_speeds(figures: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in figures.items() if name not in _SPEEDS}
+        return {name: value for name, value in figures.items() if name not in _SPEEDS + _LOGGED}
 
     return json.loads((place / "figures.json").read_text(), object_hook=without_speeds)
 
