@@ -36,6 +36,7 @@ from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import unigram_nll
 from waveform.ranks.distributed import World
 from waveform.runs.scoring import own_tokens, unigram_nats
+from waveform.system import progress
 from waveform.system.errors import UserError
 from waveform.verbs.sample import _int8_cost
 
@@ -79,13 +80,15 @@ def test_training_looks_at_pieces_of_every_recording(
     place: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch
 ) -> None:
     looks, look = [], token_learner.evaluate
+    monkeypatch.setattr(progress, "_PLAIN_INTERVAL_S", 0)
     monkeypatch.setattr(token_learner, "evaluate", lambda *a, **options: looks.append(look(*a, **options)) or looks[-1])
     options = ["train.evaluate_tokens=1000", "train.sample_seconds=1e-9"]  # less than one sample, which is none
-    cli("train", place / "data", tmp_path / "run", *settings("wavenet"), *options)
+    cli("train", place / "data", tmp_path / "run", *settings("wavenet"), *options, "train.log_every=1")
     recordings = [name.partition("#")[0] for name in looks[-1].names]
     scored = [name for name, count in zip(recordings, looks[-1].counts, strict=True) if count]
     assert len(scored) >= 16 and {*scored} == {*recordings}
-    assert " bits per sample\n" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert " bits per sample\n" in said and " samples/s, " in said
 
 
 def test_the_unigram_is_scored_on_what_was_scored(place: Path) -> None:

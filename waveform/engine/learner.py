@@ -102,7 +102,7 @@ class Learner(ABC):
         }
         self.sums.zero_()
         self.waited_s, self._recorded = 0.0, (self.seconds, self.tokens_seen)
-        return record, f"{words}{rate:,.0f} {self.unit}s/s"
+        return record, words
 
     @abstractmethod
     def _figures(self, *sums: float) -> tuple[dict[str, Any], str]:

@@ -206,8 +206,9 @@ class Trainer:
         record, words = self.learner.record()
         if self._log is not None:
             self._log.write("train", step=self.learner.step, **record)
-        per_second = self._context.units_per_second
-        return f"{words}, {record['tokens_per_second'] / per_second:.2f} x real time" if per_second else words
+        rate, per_second = record[f"{self.learner.unit}s_per_second"], self._context.units_per_second
+        real_time = f", {rate / per_second:.2f} x real time" if per_second else ""
+        return f"{words}{rate:,.0f} {self._context.unit}s/s{real_time}"
 
     def _evaluate(self) -> None:
         """Evaluate, unless the log has it: a process killed right after its record resumes at the same step.
