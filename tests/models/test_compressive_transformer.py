@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import laws
-from tests.baselines.test_transformer_xl import SIZES, check_reach
+from tests.baselines.test_transformer_xl import SIZES, check_reach, implementations
 from tests.references import compressive_transformer as reference
 from waveform.engine import interface
 from waveform.models.compressive_transformer import CompressiveTransformer
@@ -32,21 +32,21 @@ def build(config: Any) -> Any:
 
 
 def assert_equals_reference(config: Any, *, num_windows: int = 7) -> None:
-    """Hidden vectors, logits and compression loss of a ragged run equal the reference's."""
+    """Hidden vectors, logits and compression loss of ragged runs, in both ways of attention, equal the reference's."""
     model = build(config)
     # The last window stays open, so that it does not matter which call handles a boundary.
     num_steps = num_windows * config.window + 1
     tokens = laws.random_tokens(num_steps, batch_size=2)
     expected = reference.run(model, config, tokens)
-    cuts = laws.ragged_cuts(num_steps, longest=2 * config.window + 1)
-    actual, losses, _ = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)
-    laws.assert_same(actual, expected.hidden)
-    output = model.head.projection
-    laws.assert_same(model.head.logits(actual), expected.hidden @ output.weight.T + output.bias)
-    if "compression" in losses:
-        laws.assert_same(losses["compression"], expected.aux.sum(1))
-    else:
-        assert not expected.aux.any()
+    cuts, output = laws.ragged_cuts(num_steps, longest=2 * config.window + 1), model.head.projection
+    for _ in implementations(model):
+        actual, losses, _ = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)
+        laws.assert_same(actual, expected.hidden)
+        laws.assert_same(model.head.logits(actual), expected.hidden @ output.weight.T + output.bias)
+        if "compression" in losses:
+            laws.assert_same(losses["compression"], expected.aux.sum(1))
+        else:
+            assert not expected.aux.any()
 
 
 _ZEROS = {"window": 4, "memory": 6, "compressed": 5, "empty_memory": "zeros"}
@@ -64,11 +64,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_equals_reference(compression: str, variant: str, attention: str) -> None:
-    assert_equals_reference(small(compression=compression, attention=attention, **VARIANTS[variant]))
+def test_equals_reference(compression: str, variant: str) -> None:
+    assert_equals_reference(small(compression=compression, **VARIANTS[variant]))
 
 
 GEOMETRIES = {
@@ -87,10 +86,9 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_equals_reference_in_every_geometry(geometry: str, attention: str) -> None:
-    config = small(**GEOMETRIES[geometry], attention=attention)
+def test_equals_reference_in_every_geometry(geometry: str) -> None:
+    config = small(**GEOMETRIES[geometry])
     assert_equals_reference(config, num_windows=max(7, 14 // config.window))
 
 
@@ -117,7 +115,7 @@ def test_equals_reference_at_random(data: st.DataObject) -> None:
         memory=draw(st.integers(window if compression == "most_used" else 0, 9)), compressed=draw(st.integers(0, 5)),
         compression=compression, compression_rate=draw(st.integers(1, window)),
         compression_loss=draw(st.sampled_from(["attention", "autoencode", "none"])),
-        norm=draw(st.sampled_from(["pre", "post"])), attention=draw(st.sampled_from(["fused", "reference"])),
+        norm=draw(st.sampled_from(["pre", "post"])),
         compressed_position=draw(st.sampled_from(["time", "contiguous"])),
     )  # fmt: skip
     assert_equals_reference(config, num_windows=max(4, 20 // window))
@@ -126,51 +124,50 @@ def test_equals_reference_at_random(data: st.DataObject) -> None:
 # Gradients
 
 
-@pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("loss", ["attention", "autoencode"])
 @pytest.mark.parametrize("compression", ["conv", "dilated"])
-def test_compression_loss_equals_reference(compression: str, loss: str, norm: str, attention: str) -> None:
-    config = small(compression=compression, compression_loss=loss, norm=norm, attention=attention)
+def test_compression_loss_equals_reference(compression: str, loss: str, norm: str) -> None:
+    config = small(compression=compression, compression_loss=loss, norm=norm)
     model = build(config)
     tokens = laws.random_tokens(6 * config.window + 2, batch_size=2)
     expected = reference.run(model, config, tokens).aux
     assert (expected[:, 2:] > 1e-3).all()
     weights = torch.tensor([1.0, 3.0], dtype=torch.float64)  # a row's loss must be its own
     _, compressor = laws.split_parameters(model)
-    for cuts in ([tokens.shape[1]], laws.ragged_cuts(tokens.shape[1], longest=7)):
-        actual = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)[1]["compression"]
-        laws.assert_same(actual, expected.sum(1))
-        laws.assert_same_gradients((weights * actual).sum(), (weights * expected.sum(1)).sum(), compressor)
+    for _ in implementations(model):
+        for cuts in ([tokens.shape[1]], laws.ragged_cuts(tokens.shape[1], longest=7)):
+            actual = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)[1]["compression"]
+            laws.assert_same(actual, expected.sum(1))
+            laws.assert_same_gradients((weights * actual).sum(), (weights * expected.sum(1)).sum(), compressor)
 
 
-def assert_gradient_of_the_task(config: Any, cuts: list[int], *, through_time: bool) -> None:
-    """Of every parameter that it reaches, as the reference has it."""
-    model = build(config)
+def assert_gradient_of_the_task(config: Any, *runs: list[int], through_time: bool) -> None:
+    """Of every parameter that it reaches, as the reference has it, however the stream is cut."""
+    model, num_steps = build(config), sum(runs[0])
     model.carry_gradient = through_time
-    tokens = laws.random_tokens(sum(cuts), batch_size=2)
-    weights = torch.randn(2, sum(cuts), config.d_model, dtype=torch.float64)
+    tokens = laws.random_tokens(num_steps, batch_size=2)
+    weights = torch.randn(2, num_steps, config.d_model, dtype=torch.float64)
     expected = reference.run(model, config, tokens, cut_gradient=not through_time).hidden
-    actual = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)[0]
     trunk, _ = laws.split_parameters(model)
     reached = {name: parameter for name, parameter in trunk.items() if not name.startswith("head.")}
-    laws.assert_same_gradients((weights * actual).sum(), (weights * expected).sum(), reached)
+    for _ in implementations(model):
+        for cuts in runs:
+            actual = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)[0]
+            laws.assert_same_gradients((weights * actual).sum(), (weights * expected).sum(), reached)
 
 
-@pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("position", ["time", "contiguous"])
-def test_gradient_of_the_task_equals_reference(position: str, norm: str, attention: str) -> None:
-    config = small(norm=norm, attention=attention, compressed_position=position)
-    assert_gradient_of_the_task(config, [5] * 6, through_time=False)
+def test_gradient_of_the_task_equals_reference(position: str, norm: str) -> None:
+    assert_gradient_of_the_task(small(norm=norm, compressed_position=position), [5] * 6, through_time=False)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_gradient_through_time_equals_reference(compression: str) -> None:
     """The last compression's output is never attended to in this stream, yet earlier ones reach every parameter."""
     config = small(compression=compression, compression_loss="none")
-    for cuts in ([27], laws.ragged_cuts(27, longest=8)):
-        assert_gradient_of_the_task(config, cuts, through_time=True)
+    assert_gradient_of_the_task(config, [27], laws.ragged_cuts(27, longest=8), through_time=True)
 
 
 # Initial values
@@ -208,7 +205,6 @@ def oldest_input(config: Any, position: int) -> int:
     return position
 
 
-@pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -221,8 +217,8 @@ def oldest_input(config: Any, position: int) -> int:
     ids=str,
 )
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) -> None:
-    config = small(num_layers=num_layers, attention=attention, **sizes)
+def test_temporal_range(num_layers: int, sizes: dict[str, int]) -> None:
+    config = small(num_layers=num_layers, **sizes)
     model = build(config)
     span = config.window - 1 + config.reach
     last = (num_layers * span // config.window + 2) * config.window - 1  # the last position of its window
@@ -232,7 +228,8 @@ def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) 
         assert last - edge == num_layers * config.reach + config.window - 1
         if config.window % config.compression_rate == 0:
             assert config.reach == config.memory + config.compression_rate * config.compressed
-    check_reach(model, last=last, edge=edge)
+    for _ in implementations(model):
+        check_reach(model, last=last, edge=edge)
 
 
 @pytest.mark.parametrize("starts", [(0, 3, 11), (0, 5, 10)], ids=["phases", "whole windows"])
