@@ -97,10 +97,16 @@ def test_variants_that_two_processes_compile_at_once_are_kept_apart(
     assert found == ("their code" if apart else "our code"), "numba no longer needs `keep_apart`"
 
 
-def test_kernels_are_compiled_before_the_first_step() -> None:
-    """Those of small models' layers, and of linear prediction. In this process they are."""
+def test_kernels_are_compiled_before_the_first_step_and_leave_torch_its_threads() -> None:
+    """Those of small models' layers, and of linear prediction. In this process they are.
+
+    numba and torch share OpenMP; a sample drawn during training must not change how training continues.
+    """
     program = """
-import torch
+import numba, torch
+torch.set_num_threads(1)
+assert torch.get_num_threads() == 1  # torch sets it when it first needs it
+from waveform.engine.interface import decoder
 from waveform.engine.sound_classes import classes_of
 from waveform.kernels import density, layers, prediction
 from waveform.models.registry import build
@@ -118,5 +124,8 @@ for entries, model, fields in (
     assert all(len(signatures) == 1 for signatures in before), entries
     model.head.nll(model(tokens, model.init_state(2)).hidden, tokens).sum().backward()
     assert [entry.signatures for entry in entries] == before, entries
+    with torch.no_grad():
+        decoder(model, model.init_state(2)).step(tokens[:, 0])
+    assert (torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) == (1, 2)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "NUMBA_NUM_THREADS": "2"})

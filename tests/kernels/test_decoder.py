@@ -1,11 +1,7 @@
 """The compiled decoders: equal to `forward`, the same for every batch size, and int8 close to fp32."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,19 +161,3 @@ def test_a_model_without_the_optional_parts_is_not_asked_for_int8() -> None:
 
     with pytest.raises(UserError, match=r"^this model has no int8 decoder; sample without int8$"):
         interface.decoder(Exact(), None, int8=True)
-
-
-@pytest.mark.slow
-def test_the_kernels_leave_torch_its_threads() -> None:
-    """numba and torch share OpenMP; a sample drawn during training must not change how training continues."""
-    code = (
-        "import torch; torch.set_num_threads(1); torch.get_num_threads();"  # torch sets it when it first needs it
-        "from tests.laws import CASES; from waveform.engine.interface import decoder;"
-        "model = next(case for case in CASES if case.model == 'wavenet').build().float().eval().requires_grad_(False);"
-        "step = decoder(model, model.init_state(1, device='cpu', dtype=torch.float32)).step;"
-        "step(torch.zeros(1, dtype=torch.int64));"
-        "import numba; print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)"
-    )
-    environment = {**os.environ, "NUMBA_NUM_THREADS": "2"}
-    root = Path(__file__).parents[2]
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=root, env=environment) == b"1 2\n"
