@@ -13,19 +13,19 @@ from waveform.system.errors import UserError
 
 
 @pytest.mark.parametrize("rate", [44_100, 48_000, 22_050, 8_000, 8_010, 22_060, 96_000, 1_000, 24_000])
-@pytest.mark.parametrize("piece", [333, 70_001, 10**7])
-def test_blocks_equal_the_whole(rate: int, piece: int) -> None:
+def test_blocks_equal_the_whole(rate: int) -> None:
     """At 22,060 Hz our own banded kernel is used instead of torchaudio's."""
     random = np.random.default_rng(rate)
     for num in (1, 5, 9 * rate + 17):
         samples = random.uniform(-1, 1, num).astype(np.float32)
-        pieces = [samples[start : start + piece] for start in range(0, num, piece)]
-        blocks = list(resample_blocks(pieces, from_hz=rate, to_hz=24_000))
-        assert sum(map(len, blocks)) == -(-num * 24_000 // rate)
-        assert all(len(block) % 24_000 == 0 for block in blocks[:-1])
         # In fp64, for in fp32 torchaudio's kernel is wrong by up to 4e-4.
         whole = torchaudio.functional.resample(torch.from_numpy(samples).double(), rate, 24_000).numpy()
-        np.testing.assert_allclose(np.concatenate(blocks), whole, rtol=0, atol=1e-6)
+        for piece in (333, 70_001, 10**7):
+            pieces = [samples[start : start + piece] for start in range(0, num, piece)]
+            blocks = list(resample_blocks(pieces, from_hz=rate, to_hz=24_000))
+            assert sum(map(len, blocks)) == -(-num * 24_000 // rate)
+            assert all(len(block) % 24_000 == 0 for block in blocks[:-1])
+            np.testing.assert_allclose(np.concatenate(blocks), whole, rtol=0, atol=1e-6)
 
 
 def test_rates_without_a_neat_ratio_match_the_formula_in_fp64() -> None:
