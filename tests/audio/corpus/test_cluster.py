@@ -11,7 +11,6 @@ from pytest import MonkeyPatch
 import waveform
 from tests.audio.conftest import interrupt
 from tests.content import content
-from tests.faults.forks import free_port
 from waveform.audio.corpus import cluster, groups, workers
 from waveform.system.errors import UserError
 
@@ -34,26 +33,24 @@ groups.AudioFile = dies_once
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of Dask
 def test_a_cluster_that_loses_a_worker_continues(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed")
     waveform.prepare(corpus_dir, tmp_path / "here", show_progress=False)
     interrupt(monkeypatch, lambda: waveform.prepare(corpus_dir, tmp_path / "there", show_progress=False), after=2)
     assert len(list((tmp_path / "there" / "shards").iterdir())) == 2
     (tmp_path / "dies_once.py").write_text(_DIES_ONCE.format(marker=str(tmp_path / "died")))
-    address = f"127.0.0.1:{free_port()}"
-    worker = ["dask_worker", address, "--no-nanny", "--no-dashboard", "--preload", str(tmp_path / "dies_once.py")]
-    commands = [["dask_scheduler", "--host", address, "--no-dashboard"], worker, worker]
-    processes = [
-        subprocess.Popen([sys.executable, "-m", f"distributed.cli.{module}", *rest], cwd=tmp_path)
-        for module, *rest in commands
-    ]
+    worker = ["-m", "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard", "--preload", "dies_once.py"]
     monkeypatch.setattr(cluster, "_PATIENCE_S", 120)  # while other tests run
-    try:
-        waveform.prepare(corpus_dir, tmp_path / "there", executor=f"dask://{address}", show_progress=False)
-        assert sorted(process.poll() or 0 for process in processes) == [-9, 0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    local = {"processes": False, "protocol": "tcp://", "host": "127.0.0.1", "dashboard_address": None}
+    with distributed.LocalCluster(n_workers=0, **local) as scheduler:
+        address = scheduler.scheduler_address.removeprefix("tcp://")
+        processes = [subprocess.Popen([sys.executable, *worker, address], cwd=tmp_path) for _ in range(2)]
+        try:
+            waveform.prepare(corpus_dir, tmp_path / "there", executor=f"dask://{address}", show_progress=False)
+            assert sorted(process.poll() or 0 for process in processes) == [-9, 0]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
     assert content(tmp_path / "there") == content(tmp_path / "here")
 
 
