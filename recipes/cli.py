@@ -3,15 +3,12 @@
 Also under torchrun.
 """
 
-import sys
 from collections.abc import Sequence
 
-from recipes.corpora.catalogue import RECIPES, recipe_names
+from recipes.corpora.catalogue import RECIPES
 from waveform.cli import RUN_VERBS
 from waveform.command.arguments import CONFIG_DIR, DEVICE, ENV, ENVS, JSON, PROTOCOL, ROWS, RUN_DIR, overrides, plot
-from waveform.command.table import Argument, Verb, is_setting, number, path, run_command
-from waveform.system.console import printable, say
-from waveform.system.errors import UserError
+from waveform.command.table import Argument, Verb, number, path, run_command
 
 _PREPARE_EPILOG = """\
 python -m recipes prepare RECIPE SOURCE DATA_DIR [settings]
@@ -45,14 +42,6 @@ Without --data there is a vocabulary but no text, so the run can only be sampled
 settings, any number: model.memory=400 model.clamp_len=400; for training that continues, preset=small
 train.batch_size=4 train.lr=1e-5
 """
-
-
-def refuse_recipe(arguments: Sequence[str]) -> None:
-    """Raises UserError for `train RECIPE DATA_DIR RUN_DIR`, as it was before data sets were asked for their recipe."""
-    verb, *rest = [*arguments[:4], "", "", "", ""][:4]
-    paths = [text for text in rest if text and not text.startswith("-") and not is_setting(text)]
-    if verb in ("train", "tune", "race") and len(paths) == 3 and paths[0] in recipe_names():
-        raise UserError(f"a data set knows its recipe; leave out {paths[0]}: {verb} {paths[1]} {paths[2]}")
 
 
 VERBS = (
@@ -171,11 +160,5 @@ VERBS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        refuse_recipe(arguments)
-    except UserError as error:
-        say(f"recipes {arguments[0]}: {printable(str(error))}", sys.stderr)
-        return error.exit_code
     description = "The text benchmarks of the Compressive Transformer and Transformer-XL, and agents."
     return run_command("recipes", "python -m recipes", description, VERBS, arguments)

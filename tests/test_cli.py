@@ -60,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "says"),
     [
         (["data"], "required: RUN_DIR\n"),  # and no settings
-        (["data", "model=wavenet"], "name the run folder before the settings"),
+        (["data", "model=wavenet"], "required: RUN_DIR"),
         (["data", "run", "train.lr=1", "-x"], "unrecognized arguments: -x\n"),
     ],
 )

@@ -2,16 +2,8 @@
 
 import argparse
 from functools import partial
-from pathlib import Path
 
-from waveform.command.table import OVERRIDES, Argument, decimal, is_setting, number, path, switch
-
-
-def _new_run_dir(text: str) -> Path:
-    """A run folder to train into. Raises ArgumentTypeError if a setting stands in its place."""
-    if is_setting(text):
-        raise argparse.ArgumentTypeError(f"name the run folder before the settings; for one called {text!r}, ./{text}")
-    return Path(text)
+from waveform.command.table import OVERRIDES, Argument, decimal, number, path, switch
 
 
 def overrides(example: str) -> Argument:
@@ -25,7 +17,7 @@ plot = partial(path, "--plot", dest="plot_file", metavar="FILE.png")  # of the f
 _RUN = "a run folder, what `export` made of one, the name of a bundled run, or hf://owner/name@revision"
 RUN_DIR = path("run_dir", _RUN, metavar="RUN_DIR")
 RUN_DIRS = path("run_dirs", f"{_RUN}; several are compared", nargs="+", metavar="RUN_DIR")
-NEW_RUN_DIR = Argument("run_dir", "where the run is kept; resumed if it exists", type=_new_run_dir, metavar="RUN_DIR")
+NEW_RUN_DIR = path("run_dir", "where the run is kept; resumed if it exists", metavar="RUN_DIR")
 CONFIG_DIR = path("--config-dir", "your own Hydra configs, for example DIR/preset/mine.yaml", metavar="DIR")
 SPLIT = Argument("--split", "train, valid or test (default)", metavar="NAME")
 JSON = path("--json", "write the figures there", dest="json_file", metavar="FILE")

@@ -8,6 +8,7 @@ parameters goes there. The defaults are the function's own.
 import argparse
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from waveform.system.rules import COUNTABLE
 
 OF_DOMAIN = ""  # in place of a verb's function: the one that the domain of the run has (`Domain.verbs`)
 OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
+_SETTING = re.compile(r"[+~]*[A-Za-z_][\w.@-]*=")  # how one begins; a path with a slash before its first = is none
 
 
 class Argument:
@@ -71,7 +73,7 @@ class Verb:
         """Call the function with the arguments given; returns the exit code."""
         if self.computes:
             set_defaults()
-        values = _without_strays(given)
+        values = dict(given)
         named = [arg for arg in self.arguments if arg.name in values]
         for arg in named:
             _require_countable(arg, values[arg.name])
@@ -139,23 +141,6 @@ def _load(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def is_setting(text: str) -> bool:
-    """Whether an argument is a `key=value` setting; a path with a slash before its first = is not."""
-    return re.match(r"[+~]*[A-Za-z_][\w.@-]*=", text) is not None
-
-
-def _without_strays(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Move settings that argparse mistook for values of the argument before them back to the overrides."""
-    values = dict(given)
-    for name, value in given.items():
-        if isinstance(value, list) and name != OVERRIDES:
-            strays = [item for item in value if isinstance(item, str) and is_setting(item)]
-            if strays:
-                values[name] = [item for item in value if item not in strays] or None
-                values[OVERRIDES] = [*values.get(OVERRIDES, ()), *strays]
-    return values
-
-
 def parser(program: str, description: str, verbs: Sequence[Verb]) -> argparse.ArgumentParser:
     """The argparse parser of a table."""
     top = argparse.ArgumentParser(prog=program, description=description)
@@ -183,15 +168,14 @@ def run_command(
     """
     replace_closed()
     escape_what_stdout_lacks()
-    parse = parser(program, description, verbs)
-    args, rest = parse.parse_known_args(arguments)
-    given = dict(vars(args))
+    arguments = sys.argv[1:] if arguments is None else arguments
+    with_settings = {verb.name for verb in verbs if any(arg.name == OVERRIDES for arg in verb.arguments)}
+    # argparse would take settings before options or after them, but not both, and those that follow an option of
+    # several values as more of these. So it sees none.
+    settings = [each for each in arguments if arguments[0] in with_settings and _SETTING.match(each)]
+    rest = [each for each in arguments if each not in settings]
+    given = vars(parser(program, description, verbs).parse_args(rest))
     verb = {verb.name: verb for verb in verbs}[given.pop("verb")]
-    # argparse accepts `key=value` before the options or after them, but not both; the rest is accepted here.
-    takes_settings = any(arg.name == OVERRIDES for arg in verb.arguments)
-    options = [argument for argument in rest if argument.startswith("-") or not takes_settings]
-    if options:
-        parse.error(f"unrecognized arguments: {' '.join(options)}")
-    if rest:
-        given[OVERRIDES] = [*given.get(OVERRIDES, ()), *rest]
+    if settings:
+        given[OVERRIDES] = [*given.get(OVERRIDES, ()), *settings]
     return run_with_outcome(f"{name} {verb.name}", lambda: verb.run(given))
