@@ -59,7 +59,6 @@ RUN_VERBS = (
             common.CONFIG_DIR,
         ),
         epilog=_TRAIN_EPILOG,
-        report="waveform.verbs.train:exit_code",
     ),
     Verb(
         "tune",
@@ -145,7 +144,6 @@ RUN_VERBS = (
             number("--tokens", "for text: number of tokens to generate (default 512)", dest="num_tokens"),
             common.DEVICE,
         ),
-        report="waveform.command.outcome:print_text",
     ),
     Verb(
         "export",

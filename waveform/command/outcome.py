@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from waveform.system.console import drop, printable, say
 from waveform.system.errors import UserError
@@ -71,10 +70,3 @@ def _stopped(name: str, interrupted: Interrupted) -> int:
     by = signal.Signals(interrupted.number).name
     say(f"{name}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note])), sys.stderr)
     return 128 + interrupted.number
-
-
-def print_text(result: Any) -> int:
-    """Print what a verb returns, if it is text; returns the exit code."""
-    if isinstance(result, str):
-        print(result)
-    return 0

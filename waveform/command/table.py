@@ -66,11 +66,13 @@ class Verb:
     epilog: str | None = None
     # of the runs' domain: the dataclass of what users choose, for the parameter of that name
     asks: Mapping[str, str] = field(default_factory=dict)
-    report: str | None = None  # `module:function` that gets the function's result and returns the exit code
     computes: bool = True  # trains or runs a model, for which the CPU is set up first
 
     def run(self, given: dict[str, Any]) -> int:
-        """Call the function with the arguments given; returns the exit code."""
+        """Call the function with the arguments given; returns the exit code, which its result may have.
+
+        A result that is text is printed.
+        """
         if self.computes:
             set_defaults()
         values = dict(given)
@@ -90,7 +92,9 @@ class Verb:
             if arg.name in unknown:
                 raise UserError(f"{arg.flag} is not for {of_runs}; leave it out")
         result = function(**arguments)
-        return 0 if self.report is None else int(_load(self.report)(result))
+        if isinstance(result, str):
+            print(result)
+        return int(getattr(result, "exit_code", 0))
 
     def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str, dict[str, type]]:
         """The function to call, what messages call the runs that it is for, and the dataclasses that it asks for."""

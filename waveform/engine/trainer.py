@@ -56,6 +56,11 @@ class TrainResult:
     stopped_by: int  # the signal that asked to stop, after which the state was saved; 0: none
     asked_by: int  # the signal that asked to stop this process, in time or after the last step; 0: none
 
+    @property
+    def exit_code(self) -> int:
+        """That of a command that only trains."""
+        return 128 + self.stopped_by if self.stopped_by else 0
+
 
 class Trainer:
     """Trains a learner into a run folder; resumes from the folder's newest checkpoint, if any."""

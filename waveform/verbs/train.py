@@ -128,8 +128,3 @@ def print_config(
     domain, request = domain_of(source), _request(source, run_dir, overrides, origin=origin, config_dir=config_dir)
     config = domain.compose(request)
     print(annotated(config, domain=config.get("recipe", domain.kind), overrides=overrides), end="")
-
-
-def exit_code(result: TrainResult) -> int:
-    """That of the command: 0, or 128 + the signal that stopped training."""
-    return 128 + result.stopped_by if result.stopped_by else 0
