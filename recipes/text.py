@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from recipes.continuations import tokenizer_of
 from recipes.corpora.catalogue import RECIPES, find_recipe, recipe_names
-from recipes.corpora.episodes import is_recall, read_distances, require_recall
+from recipes.corpora.episodes import is_recall, read_distances
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
 from recipes.metrics import UNITS
 from recipes.plots import save_recall
@@ -96,7 +96,6 @@ class Text(TokenDomain):
     load = staticmethod(load)
     format_table = staticmethod(format_table)
     scope = staticmethod(scope_of)
-    require_plot = staticmethod(require_recall)
 
     def knows(self, name: str) -> bool:
         return name in recipe_names()

@@ -132,10 +132,11 @@ def test_python_nll_equals_evaluate(place: Path) -> None:
     assert np.concatenate(nats).mean(dtype=np.float64) == pytest.approx(figures["nats_per_token"], rel=1e-5)
 
 
-def test_dynamic_evaluation_is_printed(place: Path, tmp_path: Path, capsys: Capsys) -> None:
-    options = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
+def test_dynamic_evaluation_is_printed_and_training_drawn(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    options = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3", "--plot", tmp_path / "e.png"]
     dynamic = figures_of(tmp_path / "e.json", "evaluate", place / "compressive_transformer", *options)["dynamic"]
     assert f"dynamic, adam at 0.001: {dynamic['nats_per_token']:.4f} nats = " in capsys.readouterr().out
+    assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ several GPUs:
   torchrun --nproc-per-node=8 -m waveform train SOURCE RUN_DIR
 """
 _SOURCE = path("source", "a folder of audio, or a data set that `prepare` made, of audio or text", metavar="SOURCE")
+_PLOT = common.plot("draw validation NLL in training; bits per answer by distance (recall); agents' returns")
 
 RUN_VERBS = (
     Verb(
@@ -105,7 +106,7 @@ RUN_VERBS = (
             *common.QUALITY,
             *common.PLAYING,
             common.JSON,
-            common.plot("draw bits per answer by distance (recall), or an agent's return in training"),
+            _PLOT,
             common.DEVICE,
         ),
     ),
@@ -183,7 +184,7 @@ RUN_VERBS = (
             *common.QUALITY,
             *common.PLAYING,
             common.JSON,
-            common.plot("draw validation NLL in training; bits per answer by distance (recall); agents' returns"),
+            _PLOT,
             common.DEVICE,
         ),
     ),

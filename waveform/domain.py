@@ -277,10 +277,6 @@ class TokenDomain(Domain):
                 "train.state and train.chunk"
             )
 
-    def require_plot(self, run: TrainedRun) -> None:
-        """Raises UserError if there is nothing to draw of one run."""
-        raise UserError("--plot draws nothing of one run on audio; use compare, or report")
-
     def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun:
         """The run that the others are compared with."""
         return scored[0]

@@ -123,12 +123,6 @@ def is_recall(run: TrainedRun) -> bool:
     return run.config["dataset"]["modality"].get("recipe") == NAME
 
 
-def require_recall(run: TrainedRun) -> None:
-    """Raises UserError for a run that was not trained on recall and so has no distances to draw."""
-    if not is_recall(run):
-        raise UserError(f"--plot draws bits by distance, which only runs on {NAME} have; {run.folder} is another's")
-
-
 def read_distances(data: Dataset, split: str) -> TokenSet:
     """Return the distance of each token of a split, 0 for those that are not answers. Raises UserError if damaged."""
     distances = read_dataset(data.folder / _DISTANCES).open_split(split)

@@ -301,7 +301,6 @@ MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
     ("evaluate P/run --delays 3", "--delays is not for runs on text; leave it out"),
     ("compare P/run --envs 3", "--envs is not for runs on text; leave it out"),
     ("evaluate P/run --rows 0", "--rows is 0"),
-    ("evaluate P/run --plot T/a.png", "bits by distance, which only runs on recall have"),
     ("evaluate P/run --protocol clip", "--protocol clip is for runs on audio; leave it out"),
     ("evaluate P/run --memory -1", "model.memory is -1"),
     (

@@ -27,16 +27,14 @@ def evaluate(
     train.chunk tokens), `carry` or `clip` (waveform/engine/evaluator); options.rows: cut the split into so many pieces,
     to score them side by side. A dynamic evaluation is reported separately as `dynamic`; the run on disk does not
     change. With quality_config.quality, samples are drawn and measured beside real clips and noise, as `quality`.
-    plot_file: bits by distance, of recall. Under torchrun every process calls this and scores a share. Raises UserError
-    if there is no complete run, if its data is gone, for options that do not fit, and if there is nothing to draw.
+    plot_file: as of `compare`. Under torchrun every process calls this and scores a share. Raises UserError if there is
+    no complete run, if its data is gone, and for options that do not fit.
     """
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         run = domain.load_to_score(run_dir, options, world=world)
         domain.refuse_unlike([run], options)
-        if plot_file is not None:
-            domain.require_plot(run)
         tokens = domain.open_split(run, data=data, split=options.split, show_progress=world.shows)
         sound = domain.quality([run], quality_config, tokens, data=data, world=world)
         scored = domain.measure(run, tokens, options, world=world)
