@@ -42,12 +42,6 @@ _SECTIONS = ("recipe", "preset", "preset_model", "study")  # groups whose settin
 _OF_HYDRA = ("launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")  # its own groups
 _LONGEST_MESSAGE = 1000  # characters
 _LONGEST_LIST = 20  # of a value in a message
-_KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
-    "converted to Integer": "a whole number",
-    "converted to Float": "a number",
-    "not a valid bool": "true or false",
-    "is not Optional": "a value that is not null",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # one of each, by which compositions are kept
@@ -83,8 +77,8 @@ def compose_family(
     OmegaConf.set_struct(config, True)
     for group, section in sections.items():
         source = f"{group}={chosen[group]}"
-        _refuse_unknown_names(section, source, recipes=family.groups.get("recipe", {}))
-        for settings in _layers(section, model=chosen["model"], recipe=chosen.get("recipe")):
+        recipes = family.groups.get("recipe", {})
+        for settings in _layers(section, source, model=chosen["model"], recipe=chosen.get("recipe"), recipes=recipes):
             _merge(family, config, settings, source=source)
     if not any_model:
         _require_sizes(family, sections["preset"], chosen)
@@ -101,8 +95,6 @@ def _parsed(text: str) -> Override:
         raise UserError(f"{_shown(repr(text))} is not a key=value setting; an example: train.max_steps=1000")
     if not text.isprintable():  # a terminal, a log or a YAML file would show something else
         raise UserError(f"{_shown(text)} contains a character that cannot be printed; leave it out")
-    if key.lstrip("+~").startswith("hydra"):
-        raise UserError(f"unknown setting {_shown(key)!r}: Hydra's own settings are not used here")
     if key.startswith("~"):
         raise UserError(f"{_shown(text)} would remove a setting, but a run needs them all; give it a value")
     try:
@@ -191,35 +183,24 @@ def _search_path(family: ConfigFamily, config_dir: Path | None) -> str:
     return f"hydra.searchpath=[{','.join(quoted)}]"
 
 
-def _layers(section: Any, *, model: str, recipe: str | None) -> Iterator[dict[str, Any]]:
-    """What a section sets for every run, then for this model, for this recipe, and for both."""
+def _layers(
+    section: Any, source: str, *, model: str, recipe: str | None, recipes: Iterable[str]
+) -> Iterator[dict[str, Any]]:
+    """What a section sets for every run, then for this model, for this recipe, and for both.
+
+    Raises UserError if it has settings for models or recipes that do not exist.
+    """
     yield {name: value for name, value in section.items() if name not in ("models", "recipes")}
-    yield _named(section, "models", model)
-    if recipe is not None:
-        yield from _layers(_named(section, "recipes", recipe), model=model, recipe=None)
-
-
-def _refuse_unknown_names(section: Any, source: str, *, recipes: Iterable[str]) -> None:
-    """Raises UserError if a section has settings for models or recipes that do not exist."""
-    for kind, known in (("models", model_names()), ("recipes", list(recipes))):
-        parts = section.get(kind)
-        for name, part in parts.items() if isinstance(parts, dict) else ():
-            if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1)
-                advice = f"did you mean {near[0]!r}?" if near else "correct the name, or leave it out"
-                what = f"settings for {_shown(repr(name))}, which is none of the {kind}"
-                raise UserError(f"{source} has {what} here; {advice}")
-            if kind == "recipes" and isinstance(part, dict):
-                _refuse_unknown_names({"models": part.get("models")}, source, recipes=())
-
-
-def _named(section: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """The settings of a section for one model or recipe."""
-    parts = section.get(kind, {})
-    part = parts.get(name, {}) if isinstance(parts, dict) else None
-    if not isinstance(part, dict):
-        raise UserError(f"{kind!r} of a preset or study needs settings by name, such as {name}: {{train: {{...}}}}")
-    return part
+    for kind, chosen, known in (("models", model, model_names()), ("recipes", recipe, recipes)):
+        parts = section.get(kind, {})
+        if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
+            raise UserError(
+                f"{kind!r} of a preset or study needs settings by name, such as {chosen}: {{train: {{...}}}}"
+            )
+        for name in parts.keys() - {*known}:
+            raise UserError(f"{source} has settings for {_shown(repr(name))}, which is none of the {kind} here")
+        if chosen in parts:
+            yield from _layers(parts[chosen], source, model=model, recipe=recipe, recipes=recipes)
 
 
 def _require_sizes(family: ConfigFamily, preset: Any, chosen: Mapping[str, str]) -> None:
@@ -294,10 +275,8 @@ def _nearest(family: ConfigFamily, key: str, config: DictConfig) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a value, in the first of OmegaConf's lines, or what to give in its place."""
-    reason = " ".join(str(error).split("full_key")[0].split())
-    kind = next((kind for phrase, kind in _KINDS.items() if phrase in reason), None)
-    return reason if kind is None else f"give {kind}"
+    """What is wrong with a value, in the first of OmegaConf's lines."""
+    return " ".join(str(error).split("full_key")[0].split())
 
 
 def _shown(text: str, most: int = 200) -> str:
@@ -337,7 +316,7 @@ def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(content)))
     except OmegaConfBaseException as error:
-        raise UserError(f"{section}: {' '.join(str(error).split('full_key')[0].split())}") from error
+        raise UserError(f"{section}: {_reason(error)}") from error
 
 
 def to_yaml(config: dict[str, Any]) -> str:
