@@ -84,12 +84,10 @@ def _report(found: "Found", out_dir: Path, request: TrainRequest, domain: TokenD
     write_bytes(path, to_yaml(sections).encode())
     if show_progress:
         train = ["waveform", "train", str(found.data_dir), "RUN_DIR"]
-        own = [] if request.config_dir is None else ["--config-dir", str(request.config_dir)]
         chosen = [f"model={config['model']['name']}", "preset=best", f"seed={config['seed']}"]
         run = best["run"] or "on another machine"
-        print(f"the best run is {run}; to train it again (longer: with another train.max_seconds):")
-        print(f"    {shlex.join([*train, *own, *best['settings']])}")
-        print(f"the same with {path}:\n    {shlex.join([*train, '--config-dir', str(out_dir), *chosen])}")
+        print(f"the best run is {run}; to train it again, with {path} (longer: with another train.max_seconds):")
+        print(f"    {shlex.join([*train, '--config-dir', str(out_dir), *chosen])}")
 
 
 def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:
