@@ -4,6 +4,7 @@ Also under torchrun.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from recipes.corpora.catalogue import RECIPES
 from waveform.cli import RUN_VERBS
@@ -43,6 +44,13 @@ settings, any number: model.memory=400 model.clamp_len=400; for training that co
 train.batch_size=4 train.lr=1e-5
 """
 
+
+def numbers(text: str) -> list[int]:
+    """`1024,512` -> [512, 1024], each once. Raises ValueError, of which argparse says: invalid numbers value."""
+    return sorted({int(part) for part in text.split(",")})
+
+
+_sizes = partial(Argument, type=numbers, metavar="N,N,...")
 
 VERBS = (
     *RUN_VERBS,
@@ -124,8 +132,8 @@ VERBS = (
         "recipes.verbs.sweep:sweep",
         (
             RUN_DIR,
-            Argument("--compressed", "compressed slots, for example 512,1024,2048", metavar="N,N,..."),
-            Argument("--memory", "memory slots; with --compressed, every pair", metavar="N,N,..."),
+            _sizes("--compressed", "compressed slots, for example 512,1024,2048"),
+            _sizes("--memory", "memory slots; with --compressed, every pair"),
             PROTOCOL,
             ROWS,
             JSON,
@@ -138,7 +146,7 @@ VERBS = (
         "recipes.verbs.speed:speed",
         (
             RUN_DIR,
-            Argument("--contexts", "lengths, for example 800,1800,2800,3800", required=True, metavar="N,N,..."),
+            _sizes("--contexts", "lengths, for example 800,1800,2800,3800", required=True),
             JSON,
             plot("draw the figures there"),
             DEVICE,

@@ -9,7 +9,6 @@ import torch
 
 from recipes.studies.report import as_table
 from recipes.text import load
-from recipes.verbs.sweep import numbers_from
 from waveform.analyses.state_reuse import ROUNDS, fresh_state, read_windows, seconds_per_token
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -21,18 +20,16 @@ PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length -> tim
 def speed(
     run_dir: Path | str,
     *,
-    contexts: Sequence[int] | str,
+    contexts: Sequence[int],
     json_file: Path | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Time a Transformer-XL with memory against itself as a plain Transformer; print, return and write the figures.
 
-    contexts: attention lengths, or text like "800,1800". With memory of that length it reads a window and scores all of
+    contexts: attention lengths. With memory of that length it reads a window and scores all of
     it; without, it reads that many tokens anew for each one that it scores. Raises UserError for other models.
     """
-    if isinstance(contexts, str):
-        contexts = numbers_from(contexts, option="--contexts", least=1, example="800,1800")
     check_files(json_file=json_file, plot_file=plot_file)
     if (name := load(run_dir, device=device).name) != "transformer_xl":
         raise UserError(

@@ -1,5 +1,6 @@
 """`python -m recipes sweep`: one run at several sizes of its memories (Rae et al. 2019, Tables 8 and 9)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, product
 from pathlib import Path
@@ -15,22 +16,11 @@ from waveform.system.output import check_files, write_json
 from waveform.system.panels import panels
 
 
-def numbers_from(text: str, *, option: str, least: int, example: str) -> list[int]:
-    """`512,1024` -> [512, 1024], each once, in order. Raises UserError for anything else."""
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or numbers[0] < least:
-        raise UserError(f"{option} is {text!r}; give whole numbers separated by commas, for example {example}")
-    return numbers
-
-
 def sweep(
     run_dir: Path | str,
     *,
-    compressed: str | None = None,
-    memory: str | None = None,
+    compressed: Sequence[int] | None = None,
+    memory: Sequence[int] | None = None,
     options: EvaluateOptions | None = None,
     json_file: Path | str | None = None,
     device: str | None = None,
@@ -38,7 +28,7 @@ def sweep(
 ) -> dict[str, Any]:
     """Evaluate a run at each size; print a table, write the figures as JSON and a plot next to it.
 
-    compressed, memory: slots, as text like "512,1024"; with both, every pair. They are scored on the validation split,
+    compressed, memory: slots; with both, every pair. They are scored on the validation split,
     and the best on the test split: chosen there, it would promise too much. Returns `sizes`, what `evaluate` gives for
     each, and `chosen`, what it gives on the test split. Under torchrun every process calls this. Raises UserError as
     `evaluate` does, and if the plot would replace something else.
@@ -46,11 +36,8 @@ def sweep(
     if compressed is None and memory is None:
         raise UserError("name the sizes with --compressed, --memory or both, for example --compressed 512,1024,2048")
     options, domain = options or EvaluateOptions(), Text()
-    sizes: list[list[int | None]] = [
-        [None] if text is None else [*numbers_from(text, option=option, least=0, example="512,1024,2048")]
-        for option, text in (("--compressed", compressed), ("--memory", memory))
-    ]
-    pairs = list(product(*sizes))
+    as_trained: list[int | None] = [None]
+    pairs = list(product(compressed or as_trained, memory or as_trained))
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")

@@ -53,7 +53,8 @@ def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: Capsys) -> N
     assert figures["contexts"][1]["times_slower"] > 8  # it reads 800 tokens for each, and a window is 16
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[-3:-1]] == ["-", "363"]
-    assert "--contexts is 'x'" in mistake(["speed", txl, "--contexts", "x"])
+    with pytest.raises(SystemExit, match="2"):
+        mistake(["speed", txl, "--contexts", "x"])
 
 
 def test_an_lstm_is_in_the_group_of_table_8(txl: Path, data: Path, tmp_path: Path, capsys: Capsys) -> None:
