@@ -82,7 +82,7 @@ def test_labels_change_sound_and_nll(place: Path) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 300).astype(np.float32)
     nlls = [run.nll(audio, sample_rate_hz=24_000, label=label) for label in (None, *SPEAKERS)]
     assert len({nll.tobytes() for nll in nlls}) == 4
-    with pytest.raises(waveform.UserError, match=r"has no label 'bob'; the nearest are bob b\. \(of 3\)"):
+    with pytest.raises(waveform.UserError, match=r"has no label 'bob'; of its 3, try bob b\."):
         run.nll(audio, sample_rate_hz=24_000, label="bob")
 
 
@@ -178,11 +178,11 @@ def test_data_that_is_labelled_later(place: Path, bare: Path, tmp_path: Path, ca
     train = ["train", tmp_path / "data", tmp_path / "run", *SETTINGS]
     cli("prepare", place / "audio", tmp_path / "data", "data.labels=folder")
     line = mistake([*train, "train.max_steps=8"])
-    assert "labelled since the run in" in line and "resume it with data.labels=none" in line
+    assert "the data has changed since the run in" in line and "had no labels (data.labels=none)" in line
     cli(*train, "train.max_steps=8", "data.labels=none")
     assert "resumed at step 6" in capsys.readouterr().err
     line = mistake(["train", place / "data", place / "run", *SETTINGS, "data.labels=none"])
-    assert "began with labels; leave out data.labels=none" in line
+    assert "began, which had labels, so it cannot be resumed" in line
 
 
 def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -190,7 +190,7 @@ def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: Capsys) -
     common = ["sample", tmp_path / "run.zip", "--seconds", 0.01, "--out", tmp_path / "out"]
     cli(*common, "--label", "ümit")
     assert len(list((tmp_path / "out").iterdir())) == 1
-    assert "has no label 'x'; it has ann, bob b., ümit" in mistake([*common, "--label", "x"])
+    assert "has no label 'x'; of its 3, try ann, bob b., ümit" in mistake([*common, "--label", "x"])
     cli("evaluate", tmp_path / "run.zip", "--data", place / "data")
     assert re.search(r"^zoe +2 ", capsys.readouterr().out, re.MULTILINE)
 
@@ -274,7 +274,7 @@ def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: Capsys)
     [
         ("sample plain --out o --label ann", "was trained without labels, so it has no 'ann'; leave it"),
         ("sample plain --out o --label each", "was trained without labels"),
-        ("sample run --out o --label bob", "has no label 'bob'; the nearest are bob b. (of 3)"),
+        ("sample run --out o --label bob", "has no label 'bob'; of its 3, try bob b."),
         ("sample run --out - --label each", "take one sound, not 3; give"),
         ("prepare audio new data.labels=missing.csv", "missing.csv (No such file or directory); give folder"),
         ("train data new data.labels=missing.csv", "data.labels was folder and is "),

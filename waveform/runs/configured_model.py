@@ -1,13 +1,12 @@
 """The model that a run's configuration describes, and whether this machine has the RAM for it."""
 
-from dataclasses import fields
 from typing import Any
 
 import torch
 
 from waveform.engine.interface import SequenceModel
 from waveform.engine.sound_classes import classes_of
-from waveform.models.registry import build, model_class
+from waveform.models.registry import build
 from waveform.system.errors import UserError
 from waveform.system.ram import require_ram
 
@@ -57,13 +56,7 @@ def sketch_model(config: dict[str, Any], *, num_copies: int) -> SequenceModel:
 
 
 def _lower(config: dict[str, Any]) -> str:
-    """Advice that names the sizes set furthest above the model's own defaults."""
-    default = {field.name: field.default for field in fields(model_class(config["model"]["name"]).Config)}
-    sizes = {name: value for name, value in config["model"].items() if type(value) is int and value > 0}
-    above = {
-        name: value / known
-        for name, value in sizes.items()
-        if type(known := default.get(name)) is int and 0 < known < value
-    }
-    named = sorted(above, key=above.__getitem__, reverse=True)[:3] or list(sizes)
-    return f"lower {' or '.join(f'model.{name}={sizes[name]}' for name in named)}"
+    """Advice that names the largest sizes."""
+    sizes = {name: value for name, value in config["model"].items() if type(value) is int}
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
+    return f"lower {' or '.join(f'model.{name}={sizes[name]}' for name in largest)}"

@@ -128,18 +128,11 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     different = _different(here, config)
     if not different:
         return
-    if all(key.startswith(("dataset.checksums.labels", "dataset.labels")) for key in different):
-        if "labels" not in here["dataset"]:
-            raise UserError(
-                f"the data has been labelled since the run in {run_dir} began; resume it with data.labels=none, or "
-                "give another RUN_DIR"
-            )
-        if "labels" not in config["dataset"]:
-            raise UserError(f"the run in {run_dir} began with labels; leave out data.labels=none to resume it")
     if all(key.startswith(("dataset.checksums", "dataset.labels")) for key in different):
         raise UserError(
-            f"the data has changed since the run in {run_dir} began, so it cannot be resumed exactly; train on the "
-            "data set that it began with, or give another RUN_DIR"
+            f"the data has changed since the run in {run_dir} began, which had "
+            f"{'labels' if 'labels' in here['dataset'] else 'no labels (data.labels=none)'}, so it cannot be resumed "
+            "exactly; train on the data set that it began with, or give another RUN_DIR"
         )
     if (found := checkpoint.newest(run_dir)) is not None:
         check_recorded(run_dir, read_config(run_dir), found)

@@ -3,7 +3,6 @@
 import atexit
 import shutil
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -34,12 +33,8 @@ def find_run(given: Path | str) -> Path:
         return _unpack_once(BUNDLED / f"{given}.zip")
     if path.exists():
         raise UserError(f"{given} is neither a run folder nor an archive of one")
-    names = ", ".join(bundled_names())
-    come = f", and {names} {'come' if ',' in names else 'comes'} with waveform" if names else ""
-    near = get_close_matches(str(given), bundled_names(), n=1, cutoff=0.8)
-    raise UserError(
-        f"no such run folder: {given}; " + (f"did you mean {near[0]}?" if near else f"`train` makes one{come}")
-    )
+    bundled = ", ".join(bundled_names())
+    raise UserError(f"no such run folder: {given}; `train` makes one, and waveform comes with {bundled}")
 
 
 def bundled_names() -> list[str]:

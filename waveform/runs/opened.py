@@ -72,13 +72,8 @@ class TrainedRun:
             raise UserError(f"{self.given} was trained without labels, so it has no '{printable(label)}'; leave it out")
         if label not in self.labels:
             near = difflib.get_close_matches(label, self.labels, n=_MOST_NAMES, cutoff=0.4)
-            shown = near or self.labels[:_MOST_NAMES]
-            others = len(self.labels) - len(shown)
-            more = f" (of {len(self.labels)})" if near else f" and {others} more" if others else ""
-            raise UserError(
-                f"{self.given} has no label '{printable(label)}'; {'the nearest are' if near else 'it has'} "
-                f"{', '.join(shown)}{more}"
-            )
+            shown = ", ".join(near or self.labels[:_MOST_NAMES])
+            raise UserError(f"{self.given} has no label '{printable(label)}'; of its {len(self.labels)}, try {shown}")
         return 1 + self.labels.index(label)
 
     def reading(self, tokens: TokenSet) -> TokenSet:

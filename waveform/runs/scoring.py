@@ -40,15 +40,11 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     gone.
     """
     folder = Path(run.config["dataset"]["path"])
-    if folder == run.folder / OWN_DATA_DIR:
+    if folder == run.folder / OWN_DATA_DIR or not is_dataset(folder):
         raise UserError(
-            f"{run.given} comes without the data that it was trained on; evaluate, compare, analyse and report take a "
-            "data set with --data"
-        )
-    if not is_dataset(folder):
-        raise UserError(
-            f"the data set of {run.given}, {folder}, is gone; put it back, set dataset.path in "
-            f"{run.folder / CONFIG_FILE}, or give another to evaluate, compare, analyse or report with --data"
+            f"{run.given} is without the data that it was trained on: it was exported, or {folder} is gone; evaluate, "
+            f"compare, analyse and report take a data set with --data, and dataset.path in {run.folder / CONFIG_FILE} "
+            "says where it is"
         )
     tokens = read_dataset(folder).open_split(split)
     known = run.config["dataset"]["checksums"].get(split)
