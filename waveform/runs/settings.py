@@ -230,9 +230,6 @@ def _merge(family: ConfigFamily, config: DictConfig, settings: dict[str, Any], *
         config.merge_with(settings)
     except ConfigKeyError as error:
         key = str(error.full_key)
-        if key.startswith("model."):
-            key = key.removeprefix("model.")
-            raise UserError(f"{source} sets {key!r}, which this model does not have; choose another model") from error
         raise UserError(f"{source} sets the unknown {key!r}{_nearest(family, key, config)}") from error
     except Exception as error:  # OmegaConf raises whatever it comes across
         raise UserError(f"{source}: {getattr(error, 'full_key', None)}: {_reason(error)}") from error

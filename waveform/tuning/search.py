@@ -224,7 +224,7 @@ class _Search:
         if different := differing_keys(known, settings):
             shared = self.config.storage is not None
             place, remedy = ("--storage", "database") if shared else (self.out_dir, "folder")
-            raise UserError(f"{place} contains another search: {_in_short(different)}. Give another {remedy}")
+            raise UserError(f"{place} contains another search: {'; '.join(different)}. Give another {remedy}")
         study.set_user_attr("settings", settings)
         if not study.trials:  # the first one is the preset's, as far as the space contains it
             study.enqueue_trial(self.space.drawn_by(base), skip_if_exists=True)
@@ -331,13 +331,3 @@ class _Search:
     def _say(self, line: str) -> None:
         if self.world.shows:
             say(line)
-
-
-def _in_short(different: Sequence[str]) -> str:
-    """What tells two searches apart, without what follows from it."""
-    model = [key for key in different if key.startswith("model.name ")]
-    if model:
-        return model[0]
-    settings = [key for key in different if not key.startswith(("space.", "dataset."))]
-    of_space = ["its search space"] * any(key.startswith("space.") for key in different)
-    return "; ".join([*settings, *of_space]) or "its data has changed since"
