@@ -92,7 +92,7 @@ class Text(TokenDomain):
     kind = "text"
     runs = "runs on text"
     verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.continuations:sample"}
-    report_contents = TextContents
+    asked: ClassVar[Mapping[str, type[TextContents]]] = {"contents": TextContents}
     load = staticmethod(load)
     format_table = staticmethod(format_table)
     scope = staticmethod(scope_of)

@@ -228,7 +228,7 @@ RUN_VERBS = (
     Verb(
         "report",
         "write a page to read and to listen to: samples beside real data, NLL, attention, settings",
-        "waveform.verbs.report:report",
+        OF_DOMAIN,
         (
             path("run_dirs", "runs to show side by side", nargs="*", metavar="RUN_DIR"),
             path("--out", "the page (default report.html)", metavar="FILE.html"),
@@ -266,7 +266,6 @@ RUN_VERBS = (
                 instead="waveform.report_page.ratings:rate",
             ),
         ),
-        asks={"contents": "report_contents"},
     ),
 )
 

@@ -70,6 +70,8 @@ class Domain(ABC):
     unit: ClassVar[str] = "token"  # what users call a token
     # Verbs that differ by domain: `module:function` of each that its runs have
     verbs: ClassVar[Mapping[str, str]] = {}
+    # Dataclasses of what users choose, for parameters of these names whose annotation does not say which one
+    asked: ClassVar[Mapping[str, type]] = {}
     train_config: ClassVar[type[BaseTrainConfig]] = TrainConfig
 
     def knows(self, name: str) -> bool:
@@ -113,6 +115,7 @@ class TokenDomain(Domain):
     verbs: ClassVar[Mapping[str, str]] = {
         "evaluate": "waveform.verbs.evaluate:evaluate",
         "compare": "waveform.verbs.compare:compare",
+        "report": "waveform.verbs.report:report",
     }
     tune_preset: ClassVar[str] = "cpu"  # of small models, for which the search spaces are
 
@@ -316,7 +319,7 @@ class TokenDomain(Domain):
 
     # Reports
 
-    report_contents: ClassVar[type[ReportContents]]
+    asked: ClassVar[Mapping[str, type[ReportContents]]]
 
     def examples(self, run: TrainedRun) -> dict[str, bytes]:
         """Files to see or hear of what a run draws, by name, for its card on a hub."""

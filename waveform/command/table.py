@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -64,8 +64,6 @@ class Verb:
     function: str  # `module:function`, or `OF_DOMAIN`
     arguments: Sequence[Argument]
     epilog: str | None = None
-    # of the runs' domain: the dataclass of what users choose, for the parameter of that name
-    asks: Mapping[str, str] = field(default_factory=dict)
     computes: bool = True  # trains or runs a model, for which the CPU is set up first
 
     def run(self, given: dict[str, Any]) -> int:
@@ -98,16 +96,13 @@ class Verb:
 
     def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str, dict[str, type]]:
         """The function to call, what messages call the runs that it is for, and the dataclasses that it asks for."""
-        runs = values.get("run_dirs") or [run for run in (values.get("run_dir"),) if run]
-        if self.asks:
-            domain = _load("waveform.domain:domain_of_runs")(runs)
-            return _load(self.function), domain.runs, {name: getattr(domain, of) for name, of in self.asks.items()}
         if self.function != OF_DOMAIN:
             return _load(self.function), "runs of this kind", {}
+        runs = values.get("run_dirs") or [run for run in (values.get("run_dir"),) if run]
         domain = _load("waveform.domain:any_domain_of_runs")(runs)
         if self.name not in domain.verbs:
             raise UserError(f"{runs[0]} is one of the {domain.runs}, which {self.name} does not take")
-        return _load(domain.verbs[self.name]), domain.runs, {}
+        return _load(domain.verbs[self.name]), domain.runs, domain.asked
 
 
 def arguments_of(
@@ -118,7 +113,7 @@ def arguments_of(
     asked: the dataclasses of parameters whose annotation does not say which one.
     """
     parameters, hints = signature(function).parameters, get_type_hints(function)
-    dataclasses: dict[str, type] = dict(asked or {})
+    dataclasses = {name: kind for name, kind in (asked or {}).items() if name in parameters}
     for name in parameters:
         for kind in (hints.get(name), *get_args(hints.get(name))):
             if isinstance(kind, type) and is_dataclass(kind):

@@ -58,7 +58,6 @@ def claim(run_dir: Path, config: dict[str, Any], *, world: World, timeout_s: flo
 
     Raises UserError for a folder with a run of another configuration, and if another process is training there.
     """
-    refuse_other_config(run_dir, config)
     with explain_write_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
     refusal = f"another process is training in {run_dir}; wait for it, or give another RUN_DIR"
@@ -66,7 +65,7 @@ def claim(run_dir: Path, config: dict[str, Any], *, world: World, timeout_s: flo
         explain_lost_ranks(world, timeout_s=timeout_s, where=lambda: "the start"),
         locked(run_dir / LOCK_FILE, refusal=refusal) if world.is_first else nullcontext(),
     ):
-        refuse_other_config(run_dir, config)  # another process may have begun one since
+        refuse_other_config(run_dir, config)
         yield
 
 

@@ -48,7 +48,7 @@ class Speech(TokenDomain):
     race_models = ("compressive_transformer", "transformer_xl", "wavenet")
     race_baseline = "wavenet"
     tune_preset = "demo"  # its schedule is one of time, for small models
-    report_contents = SoundContents
+    asked: ClassVar[Mapping[str, type[SoundContents]]] = {"contents": SoundContents}
     space = staticmethod(search_space)
     load = staticmethod(load)
     open_split = staticmethod(open_split)

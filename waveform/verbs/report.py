@@ -42,7 +42,7 @@ def report(
     require_page(out)
     check_files(json_file=json_file, page=out)
     domain = domain_of_runs(run_dirs)
-    contents = contents or domain.report_contents()
+    contents = contents or domain.asked["contents"]()
     require_each_once([*run_dirs, *contents.listen])
     options = contents.options
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
