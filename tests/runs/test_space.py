@@ -49,7 +49,7 @@ def test_a_configuration_is_found_in_the_space(tmp_path: Path) -> None:
     config = {"train": {"lr": 0.5, "precision": "auto", "window": 32}, "model": {"num_layers": 2, "d_model": 96}}
     drawn = {"model.num_layers": 2, "train.precision": "auto", "size": "wide"}
     assert written(TEXT, tmp_path).drawn_by(config) == drawn
-    config["train"]["window"] = None
+    config["train"] |= {"window": None, "lr": None}
     del drawn["size"]
     assert written(TEXT, tmp_path).drawn_by(config) == drawn
 

@@ -116,7 +116,7 @@ class Space:
                 same = [label for label, choice in values.items() if all(_of(config, k) == choice[k] for k in choice)]
                 if same:
                     drawn[name] = same[0]
-            elif values.low <= (value := _of(config, name)) <= values.high:
+            elif (value := _of(config, name)) is not None and values.low <= value <= values.high:
                 drawn[name] = value
         return drawn
 
