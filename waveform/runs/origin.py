@@ -26,8 +26,6 @@ _MAY_DIFFER = {
     "local_layers", "compression_init", "prediction_widening",
 }  # fmt: skip
 
-_SHOWN_LABELS = 5  # in a message
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -88,21 +86,12 @@ def find_origin(config: dict[str, Any]) -> Saved:
     record = config["origin"]
     saved = find_saved(record["run"])
     _, before, found = saved
-    different = differing_keys(_tokens(before), _tokens(config))
-    if different:
+    # A run without labels may go on with some, but what its optimiser remembers has no place for them.
+    labels = bool(labels_of(before) or record["optimiser"])
+    if different := differing_keys(_tokens(before, labels=labels), _tokens(config, labels=labels)):
+        without = "--from or --from-optimiser" if record["optimiser"] else "--from"
         raise UserError(
-            f"{record['run']} was trained on different tokens: {'; '.join(different)}; begin without --from"
-        )
-    was, now = labels_of(before), labels_of(config)
-    if was and was != now:
-        raise UserError(
-            f"{record['run']} was trained with {_described(was)}, and this data has {_described(now)}; a run goes on "
-            "with the labels that it has: begin without --from"
-        )
-    if now and not was and record["optimiser"]:
-        raise UserError(
-            f"--from-optimiser: that of {record['run']} knows no labels, and this data has {_described(now)}; leave it "
-            "out, or give data.labels=none"
+            f"{record['run']} was trained on different tokens: {'; '.join(different)}; begin without {without}"
         )
     if found.weights_digest() != record["weights"]:
         raise UserError(
@@ -156,15 +145,9 @@ def _refuse_other_model(run: str, before: dict[str, Any], config: dict[str, Any]
         )
 
 
-def _described(labels: list[str]) -> str:
-    if not labels:
-        return "no labels"
-    first = ", ".join(labels[:_SHOWN_LABELS])
-    return f"{len(labels)} labels ({first}{', ...' * (len(labels) > _SHOWN_LABELS)})"
-
-
-def _tokens(config: dict[str, Any]) -> dict[str, Any]:
+def _tokens(config: dict[str, Any], *, labels: bool) -> dict[str, Any]:
     """What makes tokens mean the same; the recipe of a text says how it was read and scored, pieces are utterances."""
     data = config["dataset"]
     modality = {key: value for key, value in data["modality"].items() if key not in ("recipe", "pieces", "corpus")}
-    return {"dataset": {"vocab_size": data["vocab_size"], "modality": modality}}
+    known = {"labels": labels_of(config)} if labels else {}
+    return {"dataset": {"vocab_size": data["vocab_size"], "modality": modality, **known}}
