@@ -12,6 +12,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.hub import write_hub
 from waveform.runs.named import is_bundled
 from waveform.runs.opened import TrainedRun, use_saved
+from waveform.runs.settings import differing_keys
 from waveform.system.errors import UserError
 
 
@@ -105,13 +106,11 @@ def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
             raise UserError(
                 f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error})"
             ) from error
-        if (figures.step, figures.num_parameters, figures.train_seconds) != (run.step, size, run.train_seconds):
+        own = {"step": run.step, "num_parameters": size, "train_seconds": run.train_seconds, "averaged_checkpoints": 1}
+        if different := differing_keys({name: getattr(figures, name) for name in own}, own):
             raise UserError(
-                f"--figures {card.figures} is of step {figures.step} ({figures.train_seconds:.3f} s) and "
-                f"{figures.num_parameters:,} parameters, this run of step {run.step} ({run.train_seconds:.3f} s) and "
-                f"{size:,}; evaluate it again"
+                f"--figures {card.figures} is not of this run: {'; '.join(different)}; evaluate it again, without "
+                "--average"
             )
-        if figures.averaged_checkpoints > 1:
-            raise UserError(f"--figures {card.figures} is of averaged weights; evaluate it again, without --average")
     about = {"card": card, "name": name, "origin": run.origin, "num_parameters": size}
     return {**about, "figures": figures, "quality": quality}
