@@ -316,11 +316,8 @@ VERBS = (
         (
             Argument("--model", "default: every registered model", dest="models", nargs="+", metavar="NAME"),
             Argument("--preset", "default: small speech_paper", dest="presets", nargs="+", metavar="NAME"),
-            number(
-                "--batch-size",
-                "rows in training (default: 1 on a CPU, 32 on a GPU)",
-                setting="train.batch_size",
-                metavar="B",
+            common.setting(
+                "--batch-size", "train.batch_size", "rows in training (default: 1 on a CPU, 32 on a GPU)", metavar="B"
             ),
             number("--audio-minutes", "audio to prepare; 0: none (default 10)", type=float),
             common.JSON,

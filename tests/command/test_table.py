@@ -16,8 +16,8 @@ import waveform.cli
 from recipes.reinforcement.training import Agents
 from recipes.text import Text
 from tests.calling import Capsys
-from waveform.command.arguments import overrides
-from waveform.command.table import OF_DOMAIN, OVERRIDES, Argument, Verb, number, run_command, switch
+from waveform.command.arguments import overrides, setting
+from waveform.command.table import OF_DOMAIN, Argument, Verb, number, run_command, switch
 from waveform.domain import Domain
 from waveform.speech.domain import Speech
 
@@ -59,7 +59,7 @@ DRAW = Verb(
         Argument("--name", dest="names", nargs="+"),
         number("--width"),
         Argument("--length", type=float),
-        Argument("--ink", setting="pen.ink"),
+        setting("--ink", "pen.ink", "its colour", metavar="NAME"),
         switch("--explain", instead=f"{HERE}:explain"),
         overrides("a=1"),
     ),
@@ -116,7 +116,7 @@ def functions(verb: Verb) -> list[str]:
 @pytest.mark.parametrize("verb", [*waveform.cli.VERBS, *recipes.cli.VERBS], ids=lambda verb: verb.name)
 def test_functions_take_the_arguments_of_their_verbs(verb: Verb) -> None:
     """Each argument is known to one of the verb's functions at least; and every function can be called."""
-    unknown = {arg.name for arg in verb.arguments if arg.instead is None and arg.setting is None}
+    unknown = {arg.name for arg in verb.arguments if arg.instead is None}
     for name in functions(verb):
         function = loaded(name)
         assert len(signature(function).parameters) <= 8
@@ -126,8 +126,6 @@ def test_functions_take_the_arguments_of_their_verbs(verb: Verb) -> None:
         unknown -= {field.name for kind in kinds for field in fields(kind)}
     assert not unknown
     for arg in verb.arguments:
-        if arg.setting is not None:
-            assert all(OVERRIDES in parameters_of(loaded(name)) for name in functions(verb))
         if arg.instead is not None:
             others = {other.name for other in verb.arguments}
             required = signature(loaded(arg.instead)).parameters.values()

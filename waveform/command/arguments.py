@@ -12,6 +12,11 @@ def overrides(example: str) -> Argument:
     return Argument(OVERRIDES, f"settings, for example {example}", metavar="key=value", **optional)
 
 
+def setting(flag: str, name: str, help: str, *, metavar: str) -> Argument:
+    """An option that is short for a setting."""
+    return Argument(flag, help, dest=OVERRIDES, action="append", type=f"{name}={{}}".format, metavar=metavar)
+
+
 plot = partial(path, "--plot", dest="plot_file", metavar="FILE.png")  # of the figures; its help says what it shows
 
 _RUN = "a run folder, what `export` made of one, the name of a bundled run, or hf://owner/name@revision"

@@ -31,21 +31,13 @@ _SETTING = re.compile(r"[+~]*[A-Za-z_][\w.@-]*=")  # how one begins; a path with
 class Argument:
     """One argument of a verb: a flag or a name, what argparse's `add_argument` takes, and what it has besides.
 
-    setting: it is short for this setting. instead: `module:function` to call instead of the verb's, with those of the
+    instead: `module:function` to call instead of the verb's, with those of the
     arguments that it takes.
     """
 
-    def __init__(
-        self,
-        flag: str,
-        help: str | None = None,
-        *,
-        setting: str | None = None,
-        instead: str | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, flag: str, help: str | None = None, *, instead: str | None = None, **options: Any) -> None:
         self.flag, self.options = flag, {"help": help, **options}
-        self.setting, self.instead = setting, instead
+        self.instead = instead
         self.name: str = options.get("dest", flag.lstrip("-").replace("-", "_"))  # under which argparse returns it
 
 
@@ -66,19 +58,16 @@ class Verb:
     epilog: str | None = None
     computes: bool = True  # trains or runs a model, for which the CPU is set up first
 
-    def run(self, given: dict[str, Any]) -> int:
-        """Call the function with the arguments given; returns the exit code, which its result may have.
+    def run(self, values: Mapping[str, Any]) -> int:
+        """Call the function with the arguments that were given; returns the exit code, which its result may have.
 
         A result that is text is printed.
         """
         if self.computes:
             set_defaults()
-        values = dict(given)
         named = [arg for arg in self.arguments if arg.name in values]
         for arg in named:
             _require_countable(arg, values[arg.name])
-            if arg.setting is not None:
-                values[OVERRIDES] = [*values.get(OVERRIDES, ()), f"{arg.setting}={values.pop(arg.name)}"]
         if instead := [arg.instead for arg in named if arg.instead is not None]:
             other = _load(instead[0])
             arguments, _ = arguments_of(other, values)
