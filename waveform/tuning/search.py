@@ -60,23 +60,15 @@ _BY_BUDGET = ("train.max_steps", "train.max_seconds", "train.evaluate_every", "t
 _DEFAULTS = ("train.checkpoint_every=1000", "train.keep_checkpoints=1", "train.evaluate_tokens=100000")
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search has found."""
-
-    entries: list[dict[str, Any]]  # of every trial that has ended, the best first
-    data_dir: Path
-    num_elsewhere: int  # trials that other machines have begun
-
-
 def search(
     out_dir: Path, request: TrainRequest, domain: TokenDomain, config: SearchConfig, *, show_progress: bool = True
-) -> Found:
+) -> tuple[list[dict[str, Any]], Path]:
     """Run trials in `out_dir` until `config.trials` have ended, those of earlier calls and other machines included.
 
-    request: what every trial trains on, with settings that are not searched. Raises UserError for settings that a run
-    refuses, and for a folder with anything but a search by the same settings; Interrupted, after what was trained has
-    been saved, if a signal asks to stop.
+    Returns an entry for every trial that has ended, the best first, and the folder of the data. request: what every
+    trial trains on, with settings that are not searched. Raises UserError for settings that a run refuses, and for a
+    folder with anything but a search by the same settings; Interrupted, after what was trained has been saved, if a
+    signal asks to stop.
     """
     base = domain.compose(request)
     domain.refuse(request, base)
@@ -172,8 +164,8 @@ class _Search:
         self.domain.check(self.request, config, train_config, world=self.world)
         return config, train_config
 
-    def run(self) -> Found:
-        """Run trials until enough have ended or are run by other machines."""
+    def run(self) -> tuple[list[dict[str, Any]], Path]:
+        """Run trials until enough have ended or are run by other machines; returns as `search`."""
         first_run = replace(self.request, run_dir=self._run_dir(0))  # what is prepared for it serves for all
         self._data = self.domain.open_data(first_run, self.base, world=self.world)
         self._valid = self._data.open_split("valid")
@@ -186,10 +178,7 @@ class _Search:
             self._run_trial(trial, drawn)
         entries = [self._entry(trial) for trial in self._study.get_trials(states=tuple(_STATES))]
         entries.sort(key=lambda entry: (list(_STATES.values()).index(entry["state"]), entry["nats_per_token"] or 0))
-        return Found(entries, self._data.folder, num_elsewhere=len(self._running()))
-
-    def _running(self) -> list[FrozenTrial]:
-        return self._study.get_trials(states=(TrialState.RUNNING,))
+        return entries, self._data.folder
 
     def _opened(self) -> Study:
         """Open the study, or begin it. Raises UserError if it is one of other settings or other data."""
@@ -232,7 +221,7 @@ class _Search:
 
     def _next(self) -> Trial | None:
         """The trial of this folder that has not ended, or a new one; None if enough have ended or are running."""
-        for begun in self._running():
+        for begun in self._study.get_trials(states=(TrialState.RUNNING,)):
             if self.config.storage is None or self._run_dir(begun.number).exists():
                 return optuna.Trial(self._study, begun._trial_id)
         if len(self._study.get_trials(states=(TrialState.RUNNING, *_STATES))) >= self.config.trials:

@@ -4,18 +4,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from waveform.domain import TokenDomain, TrainRequest, token_domain_of
+from waveform.domain import TrainRequest, token_domain_of
 from waveform.runs.settings import given_by, to_yaml
 from waveform.runs.space import SearchConfig, shown
 from waveform.system.atomic import require_writable
-from waveform.system.console import counted, table
+from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import write_bytes, write_json
-
-if TYPE_CHECKING:
-    from waveform.tuning.search import Found
 
 _NUM_ROWS = 10  # of the table
 
@@ -37,7 +34,7 @@ def tune(
     the best first; the best trial's settings become `out_dir`/preset/best.yaml. Called again, it continues.
 
     overrides: `key=value` settings of every trial, which are not searched. Raises UserError for bad settings or data,
-    for a folder with anything else, and if Optuna is not installed.
+    for a folder with anything else, if Optuna is not installed, and if no trial is complete.
     """
     try:
         from optuna import logging
@@ -53,41 +50,29 @@ def tune(
         overrides = [f"preset={domain.tune_preset}", *overrides]
     own = None if config_dir is None else Path(config_dir)
     request = TrainRequest(source, overrides=overrides, config_dir=own)
-    found = search(out_dir, request, domain, config, show_progress=show_progress)
-    write_json(json_file, found.entries)
-    _report(found, out_dir, request, domain, show_progress=show_progress)
-    return found.entries
-
-
-def _report(found: "Found", out_dir: Path, request: TrainRequest, domain: TokenDomain, *, show_progress: bool) -> None:
-    """Print the best trials and what trains the best one again, whose settings become `out_dir`/preset/best.yaml.
-
-    Raises UserError if no trial is complete.
-    """
-    if not found.entries:
+    entries, data_dir = search(out_dir, request, domain, config, show_progress=show_progress)
+    write_json(json_file, entries)
+    if not entries:
         raise UserError(
             "no trial has finished yet: other machines are running all of them; wait, or give more --trials"
         )
-    best = found.entries[0]
+    best = entries[0]
     if show_progress:
-        print("\n".join(_table(found.entries[:_NUM_ROWS], domain.unit)))
-        if (num_others := len(found.entries) - _NUM_ROWS) > 0:
-            print(f"and {num_others} other trials")
-        if found.num_elsewhere:
-            print(f"still running on other machines: {counted(found.num_elsewhere, 'trial')}")
+        print("\n".join(_table(entries[:_NUM_ROWS], domain.unit)))
     if best["state"] != "complete":
-        raise UserError(f"no trial is complete; the last one failed: {found.entries[-1]['reason']}")
-    config = domain.compose(replace(request, overrides=best["settings"]))
+        raise UserError(f"no trial is complete; the last one failed: {entries[-1]['reason']}")
+    settings = domain.compose(replace(request, overrides=best["settings"]))
     path = out_dir / "preset" / "best.yaml"  # every setting of model, data and training
-    sections = {name: values for name, values in config.items() if isinstance(values, dict)}
-    sections["model"] = {name: value for name, value in config["model"].items() if name != "name"}
+    sections = {name: values for name, values in settings.items() if isinstance(values, dict)}
+    sections["model"] = {name: value for name, value in settings["model"].items() if name != "name"}
     write_bytes(path, to_yaml(sections).encode())
     if show_progress:
-        train = ["waveform", "train", str(found.data_dir), "RUN_DIR"]
-        chosen = [f"model={config['model']['name']}", "preset=best", f"seed={config['seed']}"]
+        train = ["waveform", "train", str(data_dir), "RUN_DIR"]
+        chosen = [f"model={settings['model']['name']}", "preset=best", f"seed={settings['seed']}"]
         run = best["run"] or "on another machine"
         print(f"the best run is {run}; to train it again, with {path} (longer: with another train.max_seconds):")
         print(f"    {shlex.join([*train, '--config-dir', str(out_dir), *chosen])}")
+    return entries
 
 
 def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:
