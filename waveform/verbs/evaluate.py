@@ -8,6 +8,7 @@ from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.scoring import EvaluateOptions
 from waveform.system.output import check_files, write_json
+from waveform.verbs.compare import open_runs
 
 
 def evaluate(
@@ -33,9 +34,7 @@ def evaluate(
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
-        run = domain.load_to_score(run_dir, options, world=world)
-        domain.refuse_unlike([run], options)
-        tokens = domain.open_split(run, data=data, split=options.split, show_progress=world.shows)
+        (run,), tokens = open_runs(domain, [run_dir], options, data=data, world=world)
         sound = domain.quality([run], quality_config, tokens, data=data, world=world)
         scored = domain.measure(run, tokens, options, world=world)
         figures = scored.figures | ({"quality": sound[0]} if sound else {})
