@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +28,6 @@ _MAX_DEFLATED_BYTES = 1 << 26  # of all files that are compressed, together
 _FILE = re.compile(
     r"config\.yaml|metrics\.jsonl|data/(dataset|tokenizer)\.json|checkpoints/(?P<step>step_[0-9]{1,17})/"
     r"((progress|complete)\.json|(model|optimiser|rank_[0-9]{1,5})\.safetensors)"
-)
-# What Python's zipfile raises for damaged and for hostile files.
-_NOT_AN_ARCHIVE = (
-    zipfile.BadZipFile,  # its directory, or a checksum
-    zlib.error,  # what is compressed
-    EOFError,  # cut short
-    ValueError,  # what `_check` refuses, and names with a null byte
-    NotImplementedError,  # a way of compressing, or a version, that zipfile does not know
-    RuntimeError,  # a password is needed
-    OverflowError,  # an offset beyond 64 bits
 )
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same run gives the same archive
 
@@ -106,7 +95,9 @@ def unpack(file: Path, folder: Path) -> None:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     with open(path, "xb") as target, archive.open(entry) as source:
                         shutil.copyfileobj(source, target)  # `source` never gives more than the size that was checked
-    except _NOT_AN_ARCHIVE as error:
+    except (UserError, OSError, MemoryError):
+        raise
+    except Exception as error:  # of `_check`, and whatever zipfile raises for damaged and hostile files
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a run that `waveform export` made ({reason})") from error
 
