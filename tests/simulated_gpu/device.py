@@ -34,6 +34,7 @@ _ROOT = Path(__file__).parents[2]
 _CODE = tuple(str(_ROOT / package) + "/" for package in ("waveform", "baselines", "recipes"))
 _CUDA = torch.device("cuda:0")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_SEVERAL = (tuple, list)
 aten = torch.ops.aten
 
 without_gpu = pytest.mark.skipif(
@@ -51,7 +52,7 @@ _WAITING = {
 _INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 _COPYING = {aten._to_copy.default, aten.copy_.default}
 _TAKING_A_NUMBER = {aten.where.self, aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.fill_.Tensor}
-_ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}  # or nothing
 # Attention by kernel: which it is, and which argument is its mask.
 _ATTENTION = {
     aten._scaled_dot_product_flash_attention.default: ("flash", None),
@@ -142,43 +143,48 @@ class SimulatedGpu(TorchDispatchMode):
         named = (kwargs.get("device"), *args)
         if OnGpu not in types and not any(isinstance(x, torch.device) and x.type == "cuda" for x in named):
             return func(*args, **kwargs)  # on the CPU alone
-        if _is_composite(func):  # in inference mode, composite operations arrive whole
+        operation = _about(func)
+        if operation.is_composite:  # in inference mode, composite operations arrive whole
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)  # by torch's C++, as on a GPU
-        self._note(func, args)
-        self._check(func, args, kwargs)
-        if func in _COPYING:
+        self._note(operation, args)
+        self._check(operation, args, kwargs)
+        if operation.is_copy:
             return self._copy(func, args, kwargs)
-        if func in _WAITING:
-            self.wait(_WAITING[func])
-        if func in _MADE_UP:
-            return _MADE_UP[func](*args, **kwargs)
+        if operation.waits:
+            self.wait(operation.waits)
+        if operation.made_up:
+            return operation.made_up(*args, **kwargs)
+        if operation.is_view:
+            return _view(func, args, kwargs)
         if func is aten.index.Tensor:
             args = (args[0], [part for index in args[1] for part in _places(index)])
-        if func._schema.is_mutable and isinstance(args[0], OnGpu):
+        if operation.changes and isinstance(args[0], OnGpu):
             args[0].on_host = None
-        return _carry_out(func, args, kwargs)
+        return _carry_out(func, args, kwargs, changes=operation.changes)
 
-    def _note(self, func: Any, args: Any) -> None:
-        if func in _ATTENTION:
-            name, place_of_mask = _ATTENTION[func]
+    def _note(self, operation: "_Operation", args: Any) -> None:
+        if operation.attention:
+            name, place_of_mask = operation.attention
             self.attention.append(Attention(name, None if place_of_mask is None else args[place_of_mask]))
-        self.operators.add(func.name().removeprefix("aten::"))
-        name = func._overloadpacket.__name__
-        if not _is_view(func) and name not in _ALLOCATING and name != "_unsafe_view":
-            self.operations[name] += 1
+        self.operators.add(operation.full_name)
+        if operation.is_kernel:
+            self.operations[operation.name] += 1
             self.num_in_backward += torch._C._current_graph_task_id() != -1
 
-    def _check(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _check(self, operation: "_Operation", args: Any, kwargs: Any) -> None:
         """What fake tensors let pass, but a GPU does not, or not without a wait."""
-        takes_numbers = torch.Tag.pointwise in func.tags or func in _TAKING_A_NUMBER
-        for tensor in () if func in _INDEXING or func in _COPYING else _on_host(args):
-            if tensor.dim() or not takes_numbers or (func._schema.is_mutable and tensor is args[0]):
-                raise RuntimeError(f"{func}: Expected all tensors to be on the same device, found cuda:0 and cpu")
+        for tensor in () if operation.takes_from_host else _tensors(args):
+            if isinstance(tensor, OnGpu):
+                continue
+            if tensor.dim() or not operation.takes_numbers or (operation.changes and tensor is args[0]):
+                raise RuntimeError(
+                    f"{operation.name}: Expected all tensors to be on the same device, found cuda:0 and cpu"
+                )
         generator = kwargs.get("generator")
         if generator is not None and generator.device.type != "cuda":
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-        if func in _INDEXING:
+        if operation.is_indexing:
             if not isinstance(args[0], OnGpu):
                 raise RuntimeError("indices should be on the same device as the indexed tensor (cpu)")
             for index in args[1]:
@@ -199,7 +205,7 @@ class SimulatedGpu(TorchDispatchMode):
         if not to_device:
             self.wait("a copy to the host")
             return _read(source, args[0] if func is aten.copy_.default else None, kwargs.get("dtype"))
-        moved = _carry_out(func, args, kwargs)
+        moved = _carry_out(func, args, kwargs, changes=func is aten.copy_.default)
         if not isinstance(source, OnGpu) and source.numel():
             if getattr(source, "pinned", False) and non_blocking:
                 self.copies.append(_place())
@@ -209,19 +215,68 @@ class SimulatedGpu(TorchDispatchMode):
         return moved
 
 
+class _Operation(NamedTuple):
+    """What matters here of one of torch's operations."""
+
+    name: str
+    full_name: str  # as torch's own lists have it, with the overload
+    is_composite: bool
+    is_view: bool
+    is_copy: bool
+    is_indexing: bool
+    is_kernel: bool  # about one is launched: all but views and allocations
+    changes: bool  # its first argument
+    takes_numbers: bool  # of tensors on the CPU
+    attention: tuple[str, int | None] | None
+    waits: str | None  # why the host must wait
+    made_up: Callable[..., Any] | None
+
+    @property
+    def takes_from_host(self) -> bool:
+        return self.is_copy or self.is_indexing
+
+
+@cache
+def _about(func: Any) -> _Operation:
+    name = func._overloadpacket.__name__
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return _Operation(
+        name=name,
+        full_name=func.name().removeprefix("aten::"),
+        is_composite=bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)),
+        is_view=is_view,
+        is_copy=func in _COPYING,
+        is_indexing=func in _INDEXING,
+        is_kernel=not is_view and name not in _ALLOCATING,
+        changes=func._schema.is_mutable,
+        takes_numbers=torch.Tag.pointwise in func.tags or func in _TAKING_A_NUMBER,
+        attention=_ATTENTION.get(func),
+        waits=_WAITING.get(func),
+        made_up=_MADE_UP.get(func),
+    )
+
+
+def _view(func: Any, args: Any, kwargs: Any) -> Any:
+    """A view of an ordinary tensor is one in inference mode too, and the other way round."""
+    of = args[0]
+    result = func(of.like, *args[1:], **kwargs)
+    with torch._C._InferenceMode(of.is_inference()):
+        return _mapped(lambda x: of if x is of.like else OnGpu(x), result)
+
+
 _KNOWN: dict[Any, Any] = {}  # by operation and what matters of its arguments: what it gave, on `meta`
 
 
-def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
+def _carry_out(func: Any, args: Any, kwargs: Any, *, changes: bool) -> Any:
     """As torch does on its device `meta`; what comes out is on the device.
 
     Much of what torch does there is Python, slower than many a kernel, so what it gave is remembered: for operations
     that give new tensors, or change their first argument and return it.
     """
     tensors = _tensors(args)
-    if not tensors or _is_view(func):
+    if not tensors:
         return _on_meta(func, args, kwargs)
-    changes, key = func._schema.is_mutable, (func, _key(args), _key(tuple(kwargs.items())))
+    key = (func, _key(args), _key(tuple(kwargs.items())))
     if key in _KNOWN:
         return args[0] if changes else _mapped(lambda x: OnGpu(_like(x)) if isinstance(x, Tensor) else x, _KNOWN[key])
     result = _on_meta(func, args, kwargs)
@@ -239,10 +294,10 @@ def _like(x: Tensor) -> Tensor:
 
 def _key(value: Any) -> Any:
     """What decides what an operation gives: of tensors all but their values, of numbers all but fractions'."""
-    if isinstance(value, tuple | list):
-        return tuple(_key(part) for part in value)
     if isinstance(value, Tensor):
         return type(value), value.shape, value.stride(), value.dtype
+    if isinstance(value, _SEVERAL):
+        return tuple([_key(part) for part in value])
     return type(value), None if isinstance(value, float) else value
 
 
@@ -258,43 +313,24 @@ def _on_meta(func: Any, args: Any, kwargs: Any) -> Any:
             return value.like
         return _like(value) if isinstance(value, Tensor) else value
 
-    result = func(*_mapped(inside, args), **{name: _mapped(inside, value) for name, value in kwargs.items()})
-    # A view of an ordinary tensor is one in inference mode too, and the other way round.
-    of = next(iter(given.values())).is_inference() if given and _is_view(func) else torch.is_inference_mode_enabled()
-
     def outside(value: Any) -> Any:
         return given[id(value)] if id(value) in given else OnGpu(value) if isinstance(value, Tensor) else value
 
-    with torch.inference_mode(of):
-        return _mapped(outside, result)
+    result = func(*_mapped(inside, args), **{name: _mapped(inside, value) for name, value in kwargs.items()})
+    return _mapped(outside, result)
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """`function` of each part of nested tuples and lists, which is what operations take and return."""
-    if isinstance(value, tuple | list):
-        return type(value)(_mapped(function, part) for part in value)
+    if isinstance(value, _SEVERAL):
+        return type(value)([_mapped(function, part) for part in value])
     return function(value)
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
-
-
-@cache
-def _is_view(func: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
 def _tensors(args: Any) -> list[Tensor]:
     """The tensors among arguments or results."""
-    parts = [part for value in args for part in (value if isinstance(value, tuple | list) else (value,))]
+    parts = [part for value in args for part in (value if isinstance(value, _SEVERAL) else (value,))]
     return [part for part in parts if isinstance(part, Tensor)]
-
-
-def _on_host(args: Any) -> list[Tensor]:
-    """The arguments that are tensors on the CPU."""
-    return [part for part in _tensors(args) if not isinstance(part, OnGpu)]
 
 
 def _read(source: Tensor, into: Tensor | None, dtype: torch.dtype | None) -> Tensor:
