@@ -16,6 +16,7 @@ import soundfile
 import yaml
 from pytest import MonkeyPatch
 
+from waveform.audio.demo_speech import demo_speech_dir
 from waveform.cli import main
 from waveform.engine.learner import Learner
 
@@ -73,6 +74,14 @@ def write_tones(folder: Path, *, num: int, seconds: float = 0.4) -> None:
     for i in range(num):
         noise = 0.01 * np.random.default_rng(i).standard_normal(len(time_s))
         soundfile.write(folder / f"tone {i} ä.wav", 0.4 * np.sin(2 * np.pi * (150 + 40 * i) * time_s) + noise, 24_000)
+
+
+def write_speech(folder: Path) -> None:
+    """The beginning of a recording of real speech for each split."""
+    for split in ("train", "valid", "test"):
+        (folder / split).mkdir(parents=True)
+        samples, rate_hz = soundfile.read(min((demo_speech_dir() / split).glob("*.flac")))
+        soundfile.write(folder / split / "beginning.flac", samples[: rate_hz // 2], rate_hz)
 
 
 def prepared_tones(place: Path, *, train: int, valid: int, test: int, seconds: float = 0.4) -> Path:

@@ -17,8 +17,8 @@ from recipes.reinforcement import RECIPES as AGENTS
 from recipes.reinforcement.settings import compose_config as compose_agent_config
 from recipes.studies.catalogue import find_study
 from recipes.text import compose_config
+from tests.calling import write_speech
 from tests.docs_settings import page
-from waveform.audio.demo_speech import demo_speech_dir
 from waveform.command.table import parser
 
 ROOT = Path(__file__).parents[1]
@@ -64,10 +64,7 @@ def install(project: Path, site: Path) -> None:
 def place(tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
     """A folder with the audio and the text that the commands name, and an empty `site` for installed packages."""
     (tmp_path / "site").mkdir()
-    recordings = sorted(demo_speech_dir().rglob("*.flac"), key=lambda path: path.stat().st_size)
-    for split, recording in zip(("train", "valid", "test"), recordings[:3], strict=True):
-        (tmp_path / "AUDIO_DIR" / split).mkdir(parents=True)
-        (tmp_path / "AUDIO_DIR" / split / recording.name).symlink_to(recording)
+    write_speech(tmp_path / "AUDIO_DIR")
     (tmp_path / "TEXT_DIR").mkdir()
     for i in range(4):
         (tmp_path / "TEXT_DIR" / f"{i}.txt").write_text("in the beginning was the word " * (200 + i))

@@ -5,11 +5,10 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
-import soundfile
 from nbclient import NotebookClient
 
 import waveform
-from waveform.audio.demo_speech import demo_speech_dir
+from tests.calling import write_speech
 
 _NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 
@@ -17,21 +16,19 @@ _NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 @pytest.mark.slow
 def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
     notebook = nbformat.read(_NOTEBOOK, as_version=4)
-    settings, training, drawn, tuned = (notebook.cells[i] for i in (1, 5, 8, 13))
+    settings, training, drawn, continued, tuned = (notebook.cells[i] for i in (1, 5, 8, 9, 13))
     for cell, given, short in (
-        (settings, "SECONDS = 25", "SECONDS = 1"),
+        (settings, "SECONDS = 25", "SECONDS = 0.5"),
         (settings, "SECONDS =", "from waveform.speech import figures\nfigures._SPEED_SECONDS = 0.01\nSECONDS ="),
         (settings, "demo_speech_dir()  # or", 'Path("audio")  # or'),
         (training, "settings = [", 'settings = ["train.log_every=1", '),
-        (drawn, "seconds=2", "seconds=0.2"),
-        (tuned, "seconds=2", "seconds=0.2"),
+        (drawn, "seconds=2", "seconds=0.1"),
+        (continued, "seconds=1.5", "seconds=0.1"),
+        (tuned, "seconds=2", "seconds=0.1"),
     ):
         assert given in cell.source
         cell.source = cell.source.replace(given, short)
-    for split in ("train", "valid", "test"):
-        (tmp_path / "audio" / split).mkdir(parents=True)
-        sound, rate = soundfile.read(next((demo_speech_dir() / split).glob("*.flac")))
-        soundfile.write(tmp_path / "audio" / split / "beginning.flac", sound[: rate // 2], rate)
+    write_speech(tmp_path / "audio")
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [str(output.get("data", {})) for cell in notebook.cells for output in cell.get("outputs", ())]
     assert sum("data:audio/flac;base64," in one for one in shown) == 3  # cells that play something
