@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def _fail(folder: Path) -> None:
 
 def _launch(folder: Path) -> None:
     """What `torchrun --standalone --nproc-per-node=2 --max-restarts=2` does, with forks of a process that has torch."""
+    import_module("torch._dynamo")  # which each of them would import with its first optimiser
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=2,
         rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
