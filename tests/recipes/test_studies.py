@@ -160,7 +160,8 @@ def test_a_study_continues(data: Path, tmp_path: Path, calls: Calls, capsys: Cap
     """Nothing is scored twice, unless the run has moved on or rows differ."""
     out = tmp_path / "study"
     command = ["study", "table8", data, out, "preset=smoke", "train.evaluate_tokens=0", "train.device=cpu"]
-    run(*command, "train.max_steps=2")
+    rows = ["--rows", 8]
+    run(*command, "train.max_steps=2", *rows)
     assert [call[0] for call in calls] == ["train", "sweep"] * 2
     assert all(call[-2:] == ("--device", "cpu") for call in calls[1::2])
     models = read(out / "table8.json")["figures"]["models"]
@@ -173,13 +174,13 @@ def test_a_study_continues(data: Path, tmp_path: Path, calls: Calls, capsys: Cap
         assert (entry["swept"], entry["trained"], [at["size"] for at in entry["valid"]]) == (field, trained, sizes)
         best = min(entry["valid"], key=lambda at: at["mean"])["size"]
         assert entry["chosen"] == [best] and f"chosen: {best}" in printed
-        run("evaluate", out / f"{model}-0", f"--{field}", best, "--json", tmp_path / "e.json")
+        run("evaluate", out / f"{model}-0", f"--{field}", best, *rows, "--json", tmp_path / "e.json")
         assert entry["test"]["seeds"] == [read(tmp_path / "e.json")["bits_per_byte"]]
     assert (out / "table8.png").read_bytes().startswith(b"\x89PNG")
     calls.clear()
-    run(*command, "train.max_steps=2")
+    run(*command, "train.max_steps=2", *rows)
     assert [call[0] for call in calls] == ["train"] * 2
-    run(*command, "train.max_steps=3")
+    run(*command, "train.max_steps=3", *rows)
     assert [call[0] for call in calls[2:]] == ["train", "sweep"] * 2
     run(*command, "train.max_steps=3", "--rows", 4, "--json", tmp_path / "rows.json")
     assert [call[0] for call in calls[6:]] == ["train", "sweep"] * 2
