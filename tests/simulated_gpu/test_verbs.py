@@ -22,6 +22,7 @@ from waveform.analyses import state_reuse
 from waveform.benchmarks import sampling, timing, training
 from waveform.benchmarks.child import Job
 from waveform.benchmarks.model import measure_model
+from waveform.engine import cuda_graph
 from waveform.models import linear_prediction
 from waveform.models.registry import model_names
 from waveform.runs import settings
@@ -42,7 +43,7 @@ FEW_LAYERS = {
 
 @pytest.fixture(scope="module", name="gpu")
 def open_gpu() -> Iterator[SimulatedGpu]:
-    """With few layers, and few orders of linear prediction, for all launch the same; and nothing is timed twice."""
+    """With few layers, orders of linear prediction and steps of a graph: all launch alike. Nothing is timed twice."""
     layers, lattice, order = settings._layers, linear_prediction.lattice, linear_prediction.ORDER
 
     def and_few(section: Any, *, model: str, recipe: str | None) -> Iterator[dict[str, Any]]:
@@ -52,6 +53,7 @@ def open_gpu() -> Iterator[SimulatedGpu]:
     with simulated_gpu() as gpu, pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "_layers", and_few)
         patch.setattr(linear_prediction, "lattice", lambda r: F.pad(lattice(r[..., :4, :4]), (order - 3, 0)))
+        patch.setattr(cuda_graph, "GRAPH_STEPS", 4)
         patch.setattr(state_reuse, "ROUNDS", 1)
         for module in (training, timing, sampling):
             patch.setattr(module, "MAX_REPEATS", 1)
