@@ -47,16 +47,15 @@ def test_every_configuration_composes(recipe: str, preset: str, model: str) -> N
 
 
 @cache
-def papers_model(model: str) -> dict[str, Any]:
-    return compose_config("enwik8", ["preset=paper", f"model={model}"])
+def papers(*choices: str) -> dict[str, Any]:
+    return compose_config("enwik8", ["preset=paper", *choices])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_study_composes_over_the_papers_model(study: str) -> None:
-    model = "transformer_xl" if study.startswith("txl_") else "compressive_transformer"
-    plain = papers_model(model)
-    config = compose_config("enwik8", ["preset=paper", f"model={model}", f"study={study}"])
+    model = "model=transformer_xl" if study.startswith("txl_") else "model=compressive_transformer"
+    plain, config = papers(model), papers(model, f"study={study}")
     fits(config, vocab_size=256)
     different = {(s, name) for s in ("model", "train") for name in plain[s] if plain[s][name] != config[s][name]}
     same_as_paper = {"none", "table5_conv", "rate_3"}
@@ -78,7 +77,7 @@ def test_figure_3_has_five_curves_that_part_in_mid_training() -> None:
             "update_period_2": (3e-4, 2)}  # fmt: skip
     assert {name.removeprefix("figure3_") for name in STUDIES if name.startswith("figure3")} == set(late)
     for name, expected in late.items():
-        config = compose_config("enwik8", ["preset=paper", f"study=figure3_{name}"])
+        config = papers("model=compressive_transformer", f"study=figure3_{name}")
         train: TrainConfig = typed(TrainConfig, config["train"], section="train")
         for step in (4_000, 14_999, 15_000, train.max_steps - 1):
             rate, period = (3e-4, 1) if step < 15_000 else expected
