@@ -174,13 +174,10 @@ class SimulatedGpu(TorchDispatchMode):
 
     def _check(self, operation: "_Operation", args: Any, kwargs: Any) -> None:
         """What fake tensors let pass, but a GPU does not, or not without a wait."""
-        for tensor in () if operation.takes_from_host else _tensors(args):
-            if isinstance(tensor, OnGpu):
-                continue
-            if tensor.dim() or not operation.takes_numbers or (operation.changes and tensor is args[0]):
-                raise RuntimeError(
-                    f"{operation.name}: Expected all tensors to be on the same device, found cuda:0 and cpu"
-                )
+        for tensor in () if operation.is_copy or operation.is_indexing else _tensors(args):
+            is_number = not tensor.dim() and operation.takes_numbers and not (operation.changes and tensor is args[0])
+            if not isinstance(tensor, OnGpu) and not is_number:
+                raise RuntimeError(f"{operation.name}: Expected all tensors to be on one device, found cuda:0 and cpu")
         generator = kwargs.get("generator")
         if generator is not None and generator.device.type != "cuda":
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
@@ -230,10 +227,6 @@ class _Operation(NamedTuple):
     attention: tuple[str, int | None] | None
     waits: str | None  # why the host must wait
     made_up: Callable[..., Any] | None
-
-    @property
-    def takes_from_host(self) -> bool:
-        return self.is_copy or self.is_indexing
 
 
 @cache
