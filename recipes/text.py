@@ -105,6 +105,8 @@ class Text(TokenDomain):
 
     def compose(self, request: TrainRequest) -> dict[str, Any]:
         source = request.source
+        if self.knows(str(source)) and request.run_dir is not None and is_dataset(request.run_dir):  # an old command
+            raise UserError(f"a data set knows its recipe; leave out {source}, and name {request.run_dir} first")
         recipe = str(read_dataset(source).modality["recipe"]) if is_dataset(source) else str(source)
         return request.composed(partial(compose_config, recipe))
 

@@ -288,7 +288,7 @@ MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
     ("prepare ptb P/source/wikitext-103-v1.zip T/d", "ptb.train.txt"),
     ("prepare folder P/source T/d", "at least 3"),
     ("train T/x T/r", "give a folder of audio or a prepared data set"),
-    ("train ptb P/data T/r preset=smoke", "r' is not a key=value setting"),
+    ("train ptb P/data T/r preset=smoke", "a data set knows its recipe; leave out ptb, and name"),
     ("train enwik8 T/r", "no such folder: enwik8; give a prepared data set"),
     (
         "train P/data T/r preset=big",
