@@ -399,7 +399,7 @@ def words(command: str, place: Path, folder: Path) -> list[str | Path]:
 MISTAKES: list[tuple[str, list[str]]] = [
     ("prepare T/none T/d", ["no such folder", "none"]),
     ("train T/none T/r", ["no such folder", "none"]),
-    ("train T/ T/r", ["is empty"]),
+    ("train T/ T/r", ["it holds nothing"]),
     ("prepare P/code T/d", ["no audio"]),
     ("prepare P/audio T/d seed=3", ["seed=3 is for training; prepare reads the settings of data: leave it out"]),
     ("train P/data T/r preset=demo train.evaluate_every=3", ["no effect while train.evaluate_tokens is 0"]),

@@ -165,5 +165,5 @@ def run_command(
     given = vars(parser(program, description, verbs).parse_args(rest))
     verb = {verb.name: verb for verb in verbs}[given.pop("verb")]
     if settings:
-        given[OVERRIDES] = [*given.get(OVERRIDES, ()), *settings]
+        given[OVERRIDES] = [*settings, *given.get(OVERRIDES, ())]
     return run_with_outcome(f"{name} {verb.name}", lambda: verb.run(given))

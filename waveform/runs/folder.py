@@ -15,6 +15,7 @@ import yaml
 from msgspec import UNSET, Meta, Struct, UnsetType
 from omegaconf import OmegaConf
 
+from waveform.engine import checkpoint
 from waveform.engine.checkpoint import CHECKPOINTS_DIR, Checkpoint
 from waveform.engine.labels import MAX_LABELS, is_label
 from waveform.engine.metrics import METRICS_FILE
@@ -133,6 +134,8 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
             f"{'labels' if 'labels' in here['dataset'] else 'no labels (data.labels=none)'}, so it cannot be resumed "
             "exactly; train on the data set that it began with, or give another RUN_DIR"
         )
+    if (found := checkpoint.newest(run_dir)) is not None:
+        check_recorded(run_dir, read_config(run_dir), found)
     causes = [key for key in different if not key.startswith("dataset.checksums")]  # which say only that data differs
     raise UserError(
         f"{run_dir} contains a run with a different configuration: {'; '.join(causes)}. Give another RUN_DIR, or "
