@@ -46,8 +46,8 @@ def open_gpu() -> Iterator[SimulatedGpu]:
     """With few layers, orders of linear prediction and steps of a graph: all launch alike. Nothing is timed twice."""
     layers, lattice, order = settings._layers, linear_prediction.lattice, linear_prediction.ORDER
 
-    def and_few(section: Any, *, model: str, recipe: str | None) -> Iterator[dict[str, Any]]:
-        yield from layers(section, model=model, recipe=recipe)
+    def and_few(*section: Any, model: str, **choices: Any) -> Iterator[dict[str, Any]]:
+        yield from layers(*section, model=model, **choices)
         yield {"model": FEW_LAYERS[model]}
 
     with simulated_gpu() as gpu, pytest.MonkeyPatch.context() as patch:

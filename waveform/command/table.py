@@ -162,8 +162,12 @@ def run_command(
     # several values as more of these. So it sees none.
     settings = [each for each in arguments if arguments[0] in with_settings and _SETTING.match(each)]
     rest = [each for each in arguments if each not in settings]
-    given = vars(parser(program, description, verbs).parse_args(rest))
+    parse = parser(program, description, verbs)
+    known, others = parse.parse_known_args(rest)
+    given = vars(known)
     verb = {verb.name: verb for verb in verbs}[given.pop("verb")]
-    if settings:
+    if unknown := [each for each in others if each.startswith("-") or verb.name not in with_settings]:
+        parse.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if settings := [*settings, *others]:  # what is not one is refused with the settings
         given[OVERRIDES] = [*settings, *given.get(OVERRIDES, ())]
     return run_with_outcome(f"{name} {verb.name}", lambda: verb.run(given))
