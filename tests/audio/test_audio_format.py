@@ -148,8 +148,8 @@ def test_a_run_of_before_a_setting_existed_is_resumed(
     ("setting", "said"),
     [
         ("data.sample_rate_hz=16", "data.sample_rate_hz is 16; it must be from 1,000 to 192,000"),
-        ("data.sample_rate_hz=16kHz", "data.sample_rate_hz=16kHz: Value '16kHz' of type 'str' could not be"),
-        ("data.sample_rate_hz=null", "data.sample_rate_hz=null: field 'data.sample_rate_hz' is not Optional"),
+        ("data.sample_rate_hz=16kHz", "data.sample_rate_hz=16kHz: give a whole number"),
+        ("data.sample_rate_hz=null", "data.sample_rate_hz=null: give a value that is not null"),
         ("data.labels=", "(Is a directory); give folder"),
         ("data.quantiser=cubic", "data.quantiser is 'cubic'; choose mu_law, linear, mu_law_floor or linear_floor"),
         ("data.normalise=all", "data.normalise is 'all'; choose none or clip"),

@@ -66,7 +66,7 @@ def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: Monkey
     [
         ("train: {lrr: 1}", "preset=mine sets the unknown 'train.lrr'; did you mean 'train.lr'"),
         ("models: {wavenet: {model: {width: 3}}}", "preset=mine sets the unknown 'model.width'"),
-        ("train: {lr: fast}", "preset=mine: train.lr: Value 'fast' of type 'str' could not be converted to Float"),
+        ("train: {lr: fast}", "preset=mine: train.lr: give a number"),
         ("train: fast", "preset=mine: train is 'fast'; it needs settings by name"),
         ("models: [wavenet]", "'models' of a preset or study needs settings by name"),
         ("models: {wavnet: {}}", "preset=mine has settings for 'wavnet', which is none of the models here"),

@@ -42,6 +42,12 @@ _SECTIONS = ("recipe", "preset", "preset_model", "study")  # groups whose settin
 _OF_HYDRA = ("launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")  # its own groups
 _LONGEST_MESSAGE = 1000  # characters
 _LONGEST_LIST = 20  # of a value in a message
+_KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
+    "converted to Integer": "a whole number",
+    "converted to Float": "a number",
+    "not a valid bool": "true or false",
+    "is not Optional": "a value that is not null",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # one of each, by which compositions are kept
@@ -272,8 +278,10 @@ def _nearest(family: ConfigFamily, key: str, config: DictConfig) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a value, in the first of OmegaConf's lines."""
-    return " ".join(str(error).split("full_key")[0].split())
+    """What is wrong with a value, in the first of OmegaConf's lines, or what to give in its place."""
+    reason = " ".join(str(error).split("full_key")[0].split())
+    kind = next((kind for phrase, kind in _KINDS.items() if phrase in reason), None)
+    return reason if kind is None else f"give {kind}"
 
 
 def _shown(text: str, most: int = 200) -> str:
