@@ -12,11 +12,12 @@ from tests import laws
 from tests.calling import interrupt_training
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
-from waveform.engine import checkpoint, learner, trainer
+from waveform.engine import checkpoint, learner, turns
 from waveform.engine.learner import Learner
 from waveform.engine.metrics import read_metrics
 from waveform.engine.token_set import TokenSet
-from waveform.engine.trainer import Trainer, train_in_turn
+from waveform.engine.trainer import Trainer
+from waveform.engine.turns import train_in_turn
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 A_SECOND = {"max_steps": None, "max_seconds": 1.0}
@@ -137,7 +138,7 @@ def test_one_signal_saves_all_and_the_same_call_continues(
 def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
     tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "SAVE_EVERY_S", 6 * STEP_S)
+    monkeypatch.setattr(turns, "SAVE_EVERY_S", 6 * STEP_S)
     steps: list[int] = []
     save = Trainer.save
 

@@ -1,11 +1,11 @@
-"""The training loop, of every learner: `Trainer.step`. Several trainers may take turns: `train_in_turn`.
+"""The training loop, of every learner: `Trainer.step`. Several trainers may take turns (engine/turns.py).
 
 engine/learner.py learns, engine/metrics.py has the log, engine/checkpoint.py the rest.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,15 @@ from waveform.engine.learner import Learner
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.resume_notes import conditions, notes, settle_library
+from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.system.progress import Progress
-from waveform.system.signals import Stopped, StopRequest, signals_ask
+from waveform.system.signals import Stopped, StopRequest
 
 # Gets the model, the step, the log, and a request to stop, on which it raises Stopped if it would take seconds.
 OnEvaluate = Callable[[SequenceModel, int, MetricsLog, StopRequest], None]
 # Scores the validation split; within, the first rank may use the model alone. Raises Stopped if a stop is asked for.
 Validate = Callable[[StopRequest], AbstractContextManager[Evaluation]]
-
-SLICE_S = 2.0  # of a trainer's turn
-# Of a run's training: what a kill, or an error in another run, costs at most. Saving 40M parameters takes 1 or 2.
-SAVE_EVERY_S = 30.0
-_SHARE_STEPS = 1 << 20  # ranks compare whole numbers
 
 
 @dataclass(frozen=True)
@@ -247,34 +243,3 @@ class Trainer:
 def _passed(every: float | None, before: float, now: float) -> bool:
     """Whether a multiple of `every` lies in (before, now], for steps may advance by more than one; None: never."""
     return every is not None and now // every > before // every
-
-
-def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) -> list[TrainResult]:
-    """Train each until its budget is used up or a signal asks to stop; either way the last state of all is saved.
-
-    They take turns of a few seconds, so that other work on the machine falls on all alike. The next one goes to that
-    which has used the least share of its budget, so a resumed run that is behind catches up first. What does not depend
-    on the clock is bit for bit what each gives alone. Raises what a trainer raises; then the others continue from what
-    they saved last.
-    """
-    training, alone = dict(trainers), len(trainers) == 1
-    totals, units = zip(*(trainer.config.budget for trainer in trainers.values()), strict=True)
-    done, shown = sum(trainer.done for trainer in trainers.values()), next(iter(trainers.values())).shows_progress
-    progress = Progress("train", total=sum(totals), unit=units[0], initial=done, enabled=shown)
-    with signals_ask() as stop, progress, ExitStack() as opened:
-        for trainer in trainers.values():
-            opened.enter_context(trainer.opened(stop, progress))
-        while training:
-            world = next(iter(training.values())).world
-            shares = world.largest(*(round(trainer.share * _SHARE_STEPS) for trainer in training.values()))
-            progress.about = min(zip(shares, training, strict=True))[1]  # ranks agree on it
-            trainer = training.pop(progress.about)
-            learner, end_s = trainer.learner, trainer.learner.seconds + slice_s
-            with trainer.turn():
-                while trainer.step() and (alone or not world.any(learner.seconds >= end_s and trainer.share < 1)):
-                    pass
-                if trainer.result is None:
-                    training[progress.about] = trainer
-                    if world.any(learner.seconds - trainer.saved_s >= SAVE_EVERY_S):
-                        trainer.save()
-    return [trainer.result for trainer in trainers.values() if trainer.result is not None]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from waveform.engine.trainer import SLICE_S
+from waveform.engine.turns import SLICE_S
 
 _FEWEST_SLICES = 8  # below that, quartiles say nothing
 _STEADY = 0.8  # least ratio of the slower quartile of slices to the faster one that passes for even speed

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from waveform.domain import Domain, TrainRequest, domain_of
-from waveform.engine.trainer import RunContext, Trainer, TrainResult, train_in_turn
+from waveform.engine.trainer import RunContext, Trainer, TrainResult
+from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import job
 from waveform.runs.folder import check_run_dir, refuse_other_config
 from waveform.runs.origin import Origin

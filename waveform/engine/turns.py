@@ -1,0 +1,46 @@
+"""Trains one model, or several in turn, in slices of seconds, so that other work on the machine falls on all alike."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from waveform.system.progress import Progress
+from waveform.system.signals import signals_ask
+
+if TYPE_CHECKING:
+    from waveform.engine.trainer import Trainer, TrainResult
+
+SLICE_S = 2.0  # of a trainer's turn
+# Of a run's training: what a kill, or an error in another run, costs at most. Saving 40M parameters takes 1 or 2.
+SAVE_EVERY_S = 30.0
+_SHARE_STEPS = 1 << 20  # ranks compare whole numbers
+
+
+def train_in_turn(trainers: Mapping[str, "Trainer"], *, slice_s: float = SLICE_S) -> list["TrainResult"]:
+    """Train each until its budget is used up or a signal asks to stop; either way the last state of all is saved.
+
+    The next slice goes to the one that has used the least share of its budget, so a resumed run that is behind catches
+    up first. What does not depend on the clock is bit for bit what each gives alone. Raises what a trainer raises; then
+    the others continue from what they saved last.
+    """
+    training, alone = dict(trainers), len(trainers) == 1
+    totals, units = zip(*(trainer.config.budget for trainer in trainers.values()), strict=True)
+    done, shown = sum(trainer.done for trainer in trainers.values()), next(iter(trainers.values())).shows_progress
+    progress = Progress("train", total=sum(totals), unit=units[0], initial=done, enabled=shown)
+    with signals_ask() as stop, progress, ExitStack() as opened:
+        for trainer in trainers.values():
+            opened.enter_context(trainer.opened(stop, progress))
+        while training:
+            world = next(iter(training.values())).world
+            shares = world.largest(*(round(trainer.share * _SHARE_STEPS) for trainer in training.values()))
+            progress.about = min(zip(shares, training, strict=True))[1]  # ranks agree on it
+            trainer = training.pop(progress.about)
+            learner, end_s = trainer.learner, trainer.learner.seconds + slice_s
+            with trainer.turn():
+                while trainer.step() and (alone or not world.any(learner.seconds >= end_s and trainer.share < 1)):
+                    pass
+                if trainer.result is None:
+                    training[progress.about] = trainer
+                    if world.any(learner.seconds - trainer.saved_s >= SAVE_EVERY_S):
+                        trainer.save()
+    return [trainer.result for trainer in trainers.values() if trainer.result is not None]
