@@ -59,10 +59,7 @@ class Verb:
     computes: bool = True  # trains or runs a model, for which the CPU is set up first
 
     def run(self, values: Mapping[str, Any]) -> int:
-        """Call the function with the arguments that were given; returns the exit code, which its result may have.
-
-        A result that is text is printed.
-        """
+        """Call the function with the arguments that were given; print a result that is text; returns the exit code."""
         if self.computes:
             set_defaults()
         named = [arg for arg in self.arguments if arg.name in values]
@@ -81,7 +78,8 @@ class Verb:
         result = function(**arguments)
         if isinstance(result, str):
             print(result)
-        return int(getattr(result, "exit_code", 0))
+        stopped_by = getattr(result, "stopped_by", 0)  # the number of the signal that ended training early
+        return 128 + stopped_by if stopped_by else 0
 
     def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str, dict[str, type]]:
         """The function to call, what messages call the runs that it is for, and the dataclasses that it asks for."""

@@ -4,7 +4,7 @@ engine/learner.py learns, engine/metrics.py has the log, engine/checkpoint.py th
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +19,9 @@ from waveform.engine.learner import Learner
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.resume_notes import conditions, notes, settle_library
-from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.system.progress import Progress
-from waveform.system.signals import Stopped, StopRequest
+from waveform.system.signals import Stopped, StopRequest, signals_ask
 
 # Gets the model, the step, the log, and a request to stop, on which it raises Stopped if it would take seconds.
 OnEvaluate = Callable[[SequenceModel, int, MetricsLog, StopRequest], None]
@@ -51,11 +50,6 @@ class TrainResult:
     tokens_seen: int
     stopped_by: int  # the signal that asked to stop, after which the state was saved; 0: none
     asked_by: int  # the signal that asked to stop this process, in time or after the last step; 0: none
-
-    @property
-    def exit_code(self) -> int:
-        """That of a command that only trains."""
-        return 128 + self.stopped_by if self.stopped_by else 0
 
 
 class Trainer:
@@ -99,7 +93,11 @@ class Trainer:
 
         Raises Diverged for a loss that is not finite, RankLost if another process of the job ended or hangs.
         """
-        return train_in_turn({"": self})[0]
+        with signals_ask() as stop, progress_of([self]) as progress, self.opened(stop, progress), self.turn():
+            while self.step():
+                pass
+        assert self.result is not None
+        return self.result
 
     @contextmanager
     def opened(self, stop: StopRequest, progress: Progress) -> Iterator[None]:
@@ -243,3 +241,10 @@ class Trainer:
 def _passed(every: float | None, before: float, now: float) -> bool:
     """Whether a multiple of `every` lies in (before, now], for steps may advance by more than one; None: never."""
     return every is not None and now // every > before // every
+
+
+def progress_of(trainers: Sequence[Trainer]) -> Progress:
+    """One display: what they have used of their budgets together."""
+    totals, units = zip(*(trainer.config.budget for trainer in trainers), strict=True)
+    done, shown = sum(trainer.done for trainer in trainers), trainers[0].shows_progress
+    return Progress("train", total=sum(totals), unit=units[0], initial=done, enabled=shown)
