@@ -33,7 +33,7 @@ class Size:
 
 @dataclass
 class Drawn:
-    exit_code: int
+    stopped_by: int
 
 
 def draw(path: str, *, names: list[str] | None = None, size: Size, overrides: tuple[str, ...] = ()) -> Drawn:
@@ -73,9 +73,9 @@ def run(*arguments: str) -> tuple[int, tuple[str, dict[str, Any]]]:
 
 
 def test_arguments_reach_fields_and_settings_and_defaults_are_the_functions_own() -> None:
-    assert run("ab") == (2, ("draw", {"path": "ab", "names": None, "size": Size(3, 4), "overrides": []}))
+    assert run("ab") == (128 + 2, ("draw", {"path": "ab", "names": None, "size": Size(3, 4), "overrides": []}))
     code, (_, values) = run("a", "x=1", "--width", "7", "--ink", "black", "y=2", "--name", "n", "m", "z=3")
-    assert code == 1 and values["size"] == Size(7, 4) and values["names"] == ["n", "m"]
+    assert code == 128 + 1 and values["size"] == Size(7, 4) and values["names"] == ["n", "m"]
     assert sorted(values["overrides"]) == ["pen.ink=black", "x=1", "y=2", "z=3"]
 
 
