@@ -149,7 +149,7 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
     one = folder / "one"
     later = [f"step_{step:08d}" for step in range(case["cut"] + 1, _STEPS + 1)]
     shutil.copytree(folder / "parts", one, ignore=shutil.ignore_patterns(*later))
-    with contextlib.redirect_stderr(io.StringIO()):  # rows are dealt anew
+    with contextlib.redirect_stderr(io.StringIO()):  # rows are divided anew
         resumed = bad_loss.poisoned(case, one, on_nonfinite="skip")
     assert resumed.learner.step == case["cut"] and resumed.learner.finite.skipped > 0, name
     bad_loss.train(resumed)

@@ -237,7 +237,7 @@ def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: s
     torch.testing.assert_close(continued, dict(alone.learner.module.state_dict()), rtol=1e-4, atol=1e-6)
     said = (jobs / str(size) / "said_0").read_text()
     before = 1 if start == "start_1" else 2
-    assert f"note: saved by {before} processes, resumed by {size}: " in said and "rows are dealt anew" in said
+    assert f"note: saved by {before} processes, resumed by {size}: " in said and "rows are divided anew" in said
 
 
 @pytest.mark.parametrize("kind", ["none", "fsdp"])

@@ -98,7 +98,7 @@ def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) 
 def test_other_figures_are_refused(place: Path) -> None:
     compare = ["compare", "--published", "sc09"]
     line = mistake([*compare, place / "on_part"])
-    assert "cannot stand beside the figures published for SC09 (the digits of Speech Commands v0.02): " in line
+    assert "cannot be compared with the figures published for SC09 (the digits of Speech Commands v0.02): " in line
     assert "it was trained on 6 of its 38,908 recordings; prepare all of the corpus with --corpus sc09" in line
     line = mistake([*compare, place / "on_whole", "--data", place / "part", "--protocol", "chunk"])
     assert "tested on 6 of its 38,908 recordings; protocol chunk is not clip;" in line

@@ -392,7 +392,7 @@ def restore(
     if not same and world.is_first:
         print(
             f"note: saved by {num_ranks} processes, resumed by {world.size}: weights and optimiser continue exactly, "
-            "rows are dealt anew",
+            "rows are divided anew, so results will no longer be bit-identical",
             file=sys.stderr,
         )
     return state

@@ -131,7 +131,7 @@ class Service(Tracker):
         except Exception as error:  # whatever a service raises
             self._failed = True
             print(
-                f"warning: {self._name} gets nothing more of this training ({' '.join(str(error).split())[:200]}); "
+                f"warning: logging to {self._name} has stopped ({' '.join(str(error).split())[:200]}); "
                 "metrics.jsonl has all of it",
                 file=sys.stderr,
             )

@@ -86,7 +86,7 @@ def test_sc09(sc09: Path, monkeypatch: MonkeyPatch) -> None:
 def test_a_part_is_refused_unless_asked_for(sc09: Path) -> None:
     line = refusal(sc09, "--corpus", "sc09")
     assert f"{sc09} has 8 recordings of SC09 (the digits of Speech Commands v0.02), which has 38,908; unpack" in line
-    assert "or take it as it is with --partial" in line and not (sc09.parent / "data").exists()
+    assert "or accept a part with --partial" in line and not (sc09.parent / "data").exists()
     dataset = prepared(sc09, "sc09", "--partial")
     assert dataset.modality["corpus"] == {"name": "sc09", "here": 8, "published": 38_908}
 

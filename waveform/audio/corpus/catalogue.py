@@ -101,7 +101,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             unit = "recordings" if self.labels is None else "speakers"
             raise UserError(
                 f"{audio_dir} has {here:,} {unit} of {self.title}, which has {published:,}; "
-                "unpack all of it, or take it as it is with --partial: then its NLL compares with no published figure"
+                "unpack all of it, or accept a part with --partial; its NLL then compares with no published figure"
             )
 
     def divide(self, audio_dir: Path, paths: Sequence[str], config: SplitConfig) -> Division:

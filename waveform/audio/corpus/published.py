@@ -46,7 +46,7 @@ def require_same(
     reasons += [f"split {split} is not {_SPLIT}"] * (split != _SPLIT)
     if reasons:
         raise UserError(
-            f"{run} cannot stand beside the figures published for {corpus.title}: {'; '.join(reasons)}; prepare "
+            f"{run} cannot be compared with the figures published for {corpus.title}: {'; '.join(reasons)}; prepare "
             f"all of the corpus with --corpus {corpus.name} and its settings, train on it, or leave --published out"
         )
 
