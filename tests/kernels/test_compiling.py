@@ -95,7 +95,7 @@ def test_variants_that_two_processes_compile_at_once_are_kept_apart(
 
 
 def test_kernels_are_compiled_before_the_first_step_and_leave_torch_its_threads() -> None:
-    """Those of small models' layers, and of linear prediction. In this process they are.
+    """Of small models all layers, of the others attention; and those of linear prediction. In this process they are.
 
     numba and torch share OpenMP; a sample drawn during training must not change how training continues.
     """
@@ -105,13 +105,14 @@ torch.set_num_threads(1)
 assert torch.get_num_threads() == 1  # torch sets it when it first needs it
 from waveform.engine.interface import decoder
 from waveform.engine.sound_classes import classes_of
-from waveform.kernels import density, layers, prediction
+from waveform.kernels import attention, density, layers, prediction
 from waveform.models.registry import build
 classes, tokens = classes_of({"kind": "audio", "quantiser": "mu-law"}), torch.zeros(2, 512, dtype=torch.int64)
 sizes = {"num_layers": 1, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 8}
 channels = {"residual_channels": 8, "gate_channels": 8, "skip_channels": 8}
 for entries, model, fields in (
     ([layers.run], "transformer_xl", {**sizes, "window": 16, "memory": 16}),
+    ([attention._run], "transformer_xl", {**sizes, "window": 512, "memory": 512}),
     ([density._nll, prediction._read], "wavenet", {**channels, "num_stacks": 1, "prediction": "linear"}),
 ):
     model = build(model, vocab_size=256, classes=classes, **fields)

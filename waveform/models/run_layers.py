@@ -131,11 +131,16 @@ class RunsLayers(OptionalParts):
         return self.has_kernels and not (self._compiles or recomputes or sharded)
 
     def prepare_kernels(self) -> None:
-        """Compile those of small models; that of attention, for others, takes a second of the first step."""
-        if self.has_kernels and not self._compiles:  # for evaluations even if no step runs in them
+        """Compile those of small models, which takes some 15 s unless they are on disk, or of others' attention."""
+        if self._compiles or self.config.attention != "fused":
+            return
+        if self.has_kernels:  # for evaluations even if no step runs in them
             from waveform.kernels.layers_op import compile_kernels  # here: others do without numba
-
-            compile_kernels()
+        elif self.config.d_model // self.config.num_heads % VECTOR == 0:
+            from waveform.kernels.attention import compile_kernels
+        else:
+            return
+        compile_kernels()
 
     @functools.cached_property
     def has_kernels(self) -> bool:
