@@ -1,6 +1,7 @@
 """`python -m recipes sample`: how runs on text continue a prompt, or the beginnings of held-out documents."""
 
 import os
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from recipes.corpora.tokenizers import TextTokenizer, detokenize, load_tokenizer
+from recipes.corpora.tokenizers import UNKNOWN, TextTokenizer, detokenize, load_tokenizer
 from waveform.engine.dataset import is_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
@@ -94,12 +95,15 @@ def tokenizer_of(run: TrainedRun) -> TextTokenizer:
 
 
 def _prompt_ids(tokenizer: TextTokenizer, prompt: str) -> np.ndarray:
-    """Return the token ids [n] int64 of the prompt."""
+    """Return the token ids [n] int64 of the prompt; say on stderr how many of its words are unknown."""
     try:
         text = Path(prompt).read_bytes().decode() if os.path.isfile(prompt) else prompt
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read --prompt {prompt} as UTF-8 text: {error}") from error
-    return tokenizer.encode_prompt(text).astype(np.int64)
+    ids = tokenizer.encode_prompt(text).astype(np.int64)
+    if tokenizer.kind == "words" and (unknown := int((ids == tokenizer.encode_prompt(UNKNOWN)[0]).sum())):
+        print(f"note: {unknown} of {len(ids)} words of the prompt are not in the vocabulary", file=sys.stderr)
+    return ids
 
 
 def _continue_tokens(run: TrainedRun, ids: np.ndarray, *, num_tokens: int, sampling: SamplingConfig) -> list[int]:

@@ -32,13 +32,15 @@ def draw_episode(
 ) -> dict[str, Any]:
     """Let the agent play, at most so many steps of one episode, and draw them as a GIF, a PNG or both.
 
-    The episode is none of training. env: as of `open_agent`. Says and returns what the agent was paid at each step.
-    Raises UserError if there is nothing to write, no run of an agent, or the environment does not draw itself.
+    The episode is not one of those in training. env: as of `open_agent`. Says and returns what the agent was paid at
+    each step. Raises UserError if there is nothing to write, no run of an agent, or no picture of the environment.
     """
     if gif_file is None and plot_file is None:
         raise UserError("nothing would be drawn; give --gif FILE.gif, --plot FILE.png or both")
     if gif_file is not None and gif_file.suffix.lower() != ".gif":
         raise UserError(f"--gif {gif_file} is not a .gif")
+    if num_steps < 1:
+        raise UserError(f"--steps is {num_steps}; it must be at least 1")
     check_files(json_file=None, plot_file=plot_file)
     require_writable(gif_file, option="--gif")
     actors = open_agent(run_dir, env=env, device=device).actors(1, first_row=_ROW)

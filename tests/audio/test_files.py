@@ -103,7 +103,8 @@ def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path) -> None:
 
 def test_refusals_name_the_reason(tmp_path: Path) -> None:
     """tests/faults/hostile_audio has many more."""
-    fast, folder = tmp_path / "fast.wav", tmp_path / "folder.wav"
+    many, fast, folder = (tmp_path / f"{name}.wav" for name in ("many", "fast", "folder"))
+    write_audio(many, channels=65, duration_s=0.01)
     write_audio(fast)
     content = bytearray(fast.read_bytes())
     content[24:28] = struct.pack("<I", 800_000)
@@ -111,6 +112,7 @@ def test_refusals_name_the_reason(tmp_path: Path) -> None:
     folder.mkdir()
     for path, reason in (
         (fast, "sample rate 800000 Hz is outside 1000 to 768000 Hz"),
+        (many, "it has 65 channels, more than 64"),
         (folder, "it is not a regular file"),
         (tmp_path / "none.wav", "no such file or directory"),
     ):

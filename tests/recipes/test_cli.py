@@ -266,14 +266,17 @@ def test_samples_continue_held_out_documents(place: Path) -> None:
     assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0])
 
 
-def test_samples_depend_on_prompt_and_seed_alone(place: Path, tmp_path: Path) -> None:
+def test_samples_depend_on_prompt_and_seed_alone(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     sample = partial(printed, "sample", place / "run", "--tokens", 30)
     (tmp_path / "prompt.txt").write_text("kaka lolo")
     text = sample("--prompt", "kaka lolo", "--seed", 1)
     assert text == sample("--prompt", tmp_path / "prompt.txt", "--seed", 1) != sample("--prompt", "kaka lolo")
     assert sample("--seed", 1, "--top-p", 0.98) == sample("--seed", 1) != sample("--seed", 1, "--top-p", 1)
     assert sample("--temperature", 0) == sample("--temperature", 0, "--seed", 9)
-    assert sample("--prompt", "kaka notaword").startswith("kaka <unk>")
+    run("sample", place / "run", "--tokens", 3, "--prompt", "kaka notaword")
+    said = capsys.readouterr()
+    assert said.out.startswith("kaka <unk>")
+    assert "1 of 2 words of the prompt are not in the vocabulary" in said.err
 
 
 MISTAKES = [  # commands, as of tests/test_cli, and what is said of them

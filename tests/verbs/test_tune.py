@@ -103,6 +103,7 @@ def test_more_trials_are_added_and_hopeless_ones_pruned(
     place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setattr(search, "_UNPRUNED", (1, 1))
+    monkeypatch.setattr("waveform.verbs.tune._NUM_ROWS", 3)
     shutil.copytree(place / "done", tmp_path / "more")
     cli(*tune(place, tmp_path / "more", trials=4))
     entries = trials_of(tmp_path / "more")
@@ -112,7 +113,8 @@ def test_more_trials_are_added_and_hopeless_ones_pruned(
     for entry in pruned:
         assert entry["state"] == "pruned" and entry["train_seconds"] < 0.9 and entry["num_parameters"] > 1000
         assert list(entry["nll_nats_by_share_of_budget"]) == ["0.2", "0.4"]
-        assert f"trial {entry['trial']} is pruned" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f"trial {entry['trial']} is pruned" in said and "\nand 1 other trial\n" in said
 
 
 @pytest.mark.slow

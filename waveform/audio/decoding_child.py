@@ -35,6 +35,7 @@ HEADER, PIECE, END, REFUSED = "header", "piece", "end", "refused"  # kinds of me
 MAX_PIECE = 1 << 20  # samples x channels decoded at a time
 
 _MIN_RATE_HZ, _MAX_RATE_HZ = 1_000, 768_000
+_MAX_CHANNELS = 64
 _NO_LENGTH = 1 << 62  # frames: of a FLAC that was written to a pipe, libsndfile declares the largest int64
 _UNKNOWN_LENGTH = 0x7FFF0000  # programs that write a WAV to a pipe declare this length or a greater one
 _MPEG_SLACK = 2 * 1152 + 529  # samples: encoders disagree on whether delay and padding count
@@ -96,6 +97,8 @@ def messages_of(path: str) -> Iterator[tuple[str, Any]]:
 def _judge_header(path: str, file: soundfile.SoundFile) -> None:
     if not _MIN_RATE_HZ <= file.samplerate <= _MAX_RATE_HZ:
         raise RefusedFile(path, f"sample rate {file.samplerate} Hz is outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
+    if file.channels > _MAX_CHANNELS:
+        raise RefusedFile(path, f"it has {file.channels} channels, more than {_MAX_CHANNELS}")
     # libsndfile corrects the lengths of a WAV or AIFF that is cut short, and mentions it only in its log.
     corrected = re.search(r"^\s*(?:data|SSND)\s*:\s*(\d+) \(should be (\d+)\)", file.extra_info, re.MULTILINE)
     if corrected:

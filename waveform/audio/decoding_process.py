@@ -19,8 +19,7 @@ from waveform.audio.decoding_child import END, MAX_PIECE, PIECE, REFUSED, Refuse
 PATIENCE_S = 60.0  # to wait for more of a message; one holds a second or so of audio
 _MAX_LINE = 1 << 16  # bytes of a message other than audio
 _START = "import sys; sys.path[:] = {path!r}; from waveform.audio.decoding_child import serve; serve()"
-_idle: list["DecodingProcess"] = []  # those that are ready for the next file
-os.register_at_fork(after_in_child=_idle.clear)  # they answer one process
+_idle: list["DecodingProcess"] = []  # those of this process that are ready for the next file
 
 
 class DecodingProcessDied(RefusedFile):
@@ -31,6 +30,7 @@ class DecodingProcess:
     """One decoding process."""
 
     def __init__(self) -> None:
+        self.owner = os.getpid()
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(PATIENCE_S)
         self._messages = self._channel.makefile("rb")
@@ -45,9 +45,11 @@ class DecodingProcess:
         theirs.close()
 
     def open(self, path: str | Path) -> None:
-        """Ask for a file; `receive` returns the answer, and says if the process has ended."""
-        with contextlib.suppress(OSError):
+        """Ask for a file; `receive` returns the answer."""
+        try:
             self._channel.sendall(json.dumps(os.path.abspath(path)).encode() + b"\n")
+        except OSError as error:  # it died while idle, so this file is not the cause
+            raise DecodingProcessDied(path, "the decoding process had ended") from error
 
     def receive(self, path: str | Path) -> tuple[str, Any]:
         """Wait for the next message: its kind, and a piece [n] float32 or what JSON holds.
@@ -77,10 +79,11 @@ class DecodingProcess:
 
     def kill(self) -> None:
         """Kill the process, whatever it is doing."""
-        self._process.kill()
-        self._process.wait()
-        self._messages.close()
-        self._channel.close()
+        if self.owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+            self._messages.close()
+            self._channel.close()
 
 
 def decode(path: str | Path) -> Generator[Any, None, None]:
@@ -106,11 +109,11 @@ def decode(path: str | Path) -> Generator[Any, None, None]:
 
 
 def _take() -> DecodingProcess:
-    """Return an idle decoding process if there is one, otherwise a new one."""
+    """Return an idle decoding process of this process if there is one, otherwise a new one."""
     with contextlib.suppress(IndexError):  # there is none, or another thread took it
         while True:
             idle = _idle.pop()
-            if idle._process.poll() is None:
+            if idle.owner == os.getpid() and idle._process.poll() is None:
                 return idle
             idle.kill()
     return DecodingProcess()

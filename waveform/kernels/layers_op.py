@@ -25,7 +25,7 @@ from waveform.kernels.vectors import padded
 from waveform.models.attention import VECTOR, AttentionOutput, Slots
 from waveform.system.threads import kernel_threads, run_parts
 
-# What kernels call a layer's weights, and where the layer has them; in this order `_Layers` takes them.
+# A layer's weights, in the order in which `_Layers` takes them: the kernels' name of each, and the layer's attribute.
 _WEIGHTS = {
     "gain": "attention_norm.weight",  # [D]
     "shift": "attention_norm.bias",  # [D]

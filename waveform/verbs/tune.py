@@ -10,7 +10,7 @@ from waveform.domain import TrainRequest, token_domain_of
 from waveform.runs.settings import given_by, to_yaml
 from waveform.runs.space import SearchConfig, shown
 from waveform.system.atomic import require_writable
-from waveform.system.console import table
+from waveform.system.console import counted, table
 from waveform.system.errors import UserError
 from waveform.system.output import write_bytes, write_json
 
@@ -59,6 +59,8 @@ def tune(
     best = entries[0]
     if show_progress:
         print("\n".join(_table(entries[:_NUM_ROWS], domain.unit)))
+        if (num_others := len(entries) - _NUM_ROWS) > 0:
+            print(f"and {counted(num_others, 'other trial')}")
     if best["state"] != "complete":
         raise UserError(f"no trial is complete; the last one failed: {entries[-1]['reason']}")
     settings = domain.compose(replace(request, overrides=best["settings"]))

@@ -29,6 +29,7 @@ from waveform.audio.files import AudioFile, read_audio
 from waveform.engine.dataset import Dataset
 from waveform.engine.shards import Shard
 from waveform.engine.token_set import TokenSet
+from waveform.system import progress
 from waveform.system.console import counted
 from waveform.system.errors import UserError
 
@@ -127,10 +128,14 @@ def test_a_worker_that_dies_while_others_start_is_reported(corpus_dir: Path, tmp
     assert not ended.stderr
 
 
-def test_nothing_is_done_twice(corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: Capsys) -> None:
+def test_nothing_is_done_twice(
+    corpus_dir: Path, tmp_path: Path, decoded: list[str], monkeypatch: MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.setattr(progress, "_PLAIN_INTERVAL_S", 0)
     (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
     first = prepare(corpus_dir, tmp_path / "data")
-    assert "13 files read" in capsys.readouterr().out and len(decoded) == 13
+    said = capsys.readouterr()
+    assert "13 files read" in said.out and len(decoded) == 13 and " x real time" in said.err
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*") if path.is_file()}
     again = prepare(corpus_dir, tmp_path / "data")
     out = capsys.readouterr().out

@@ -127,6 +127,9 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: Capsys) -
     assert "was not trained in a Gymnasium environment; leave out --envs" in line
     assert "--episodes is 0" in mistake(["evaluate", runs / "ct", "--episodes", 0])
     assert "nothing would be drawn" in mistake(["play", runs / "ct"])
+    assert "--steps is 0; it must be at least 1" in mistake(
+        ["play", runs / "ct", "--gif", runs / "e.gif", "--steps", 0]
+    )
     capsys.readouterr()
     for verb, *more in (["report", "--out", runs / "page.html"], ["analyse"], ["export", runs / "x.zip"]):
         assert main([verb, *map(str, [runs / "ct", *more])]) == 2

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -51,11 +52,12 @@ def run_groups(
         opened = torch_in_one_thread()
     work = partial(prepare_group, audio_dir=audio_dir, data_dir=data_dir)
     records: Records = {}
-    total_mb = sum(size for size, _ in sizes) / 1e6
+    total_mb, start_s, audio_s = sum(size for size, _ in sizes) / 1e6, time.monotonic(), 0.0
     with opened as used, Progress("prepare", total=total_mb, unit="MB", enabled=show) as progress:
         for group, of_group in _results(groups, work, used):
             records |= of_group
-            progress.update(group.size / 1e6)
+            audio_s += sum(record.get("duration_s", 0) for record in of_group.values())
+            progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f} x real time")
     return records
 
 
