@@ -193,7 +193,8 @@ def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, caps
     line = mistake(["sweep", place / "run", "--compressed", "4", "--json", tmp_path / "mine.json"])
     assert "mine.png exists" in line and (tmp_path / "mine.png").read_text() == "a picture of mine"
     with pytest.raises(SystemExit, match="2"):
-        mistake(["sweep", place / "run", "--memory", "8;9"])
+        run("sweep", place / "run", "--memory", "8;9")
+    assert "argument --memory: invalid numbers value: '8;9'" in capsys.readouterr().err
     assert "name the sizes" in mistake(["sweep", place / "run"])
     result = sweep(place / "run", compressed=[4, 8], memory=[8, 16], show_progress=False)
     assert [(entry["compressed"], entry["memory"]) for entry in result["sizes"]] == [(4, 8), (4, 16), (8, 8), (8, 16)]

@@ -54,7 +54,8 @@ def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: Capsys) -> N
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[-3:-1]] == ["-", "363"]
     with pytest.raises(SystemExit, match="2"):
-        mistake(["speed", txl, "--contexts", "x"])
+        run("speed", txl, "--contexts", "x")
+    assert "argument --contexts: invalid numbers value: 'x'" in capsys.readouterr().err
 
 
 def test_an_lstm_is_in_the_group_of_table_8(txl: Path, data: Path, tmp_path: Path, capsys: Capsys) -> None:
