@@ -277,7 +277,7 @@ def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: Capsys)
         ("sample run --out o --label bob", "has no label 'bob'; of its 3, try bob b."),
         ("sample run --out - --label each", "take one sound, not 3; give"),
         ("prepare audio new data.labels=missing.csv", "missing.csv (No such file or directory); give folder"),
-        ("train data new data.labels=missing.csv", "data.labels was folder and is "),
+        ("train data new data.labels=missing.csv", "/missing.csv; leave the setting out"),
         ("train data new model.num_labels=4", "unknown setting 'model.num_labels'"),
         ("train data new train.label_dropout=1", "it must be at least 0 and below 1"),
     ],

@@ -105,8 +105,8 @@ def test_bad_settings_are_named(tmp_path: Path, config: SplitConfig, message: st
     ("config", "layout", "paths", "message"),
     [
         (SplitConfig(), "", ["a.wav"], "would be empty: 1 file, divided by hash of each file's name: valid 0.05, test"),
-        (SplitConfig("folder"), "", ["wav/a.wav", "wav/b.wav"], "or sort the files into folders train/, valid/"),
-        (SplitConfig(), "train/test", ["train/a.wav"], "add files, set data.split.valid and data.split.test higher"),
+        (SplitConfig("folder"), "", ["wav/a.wav", "wav/b.wav"], "2 files, divided by hash of each folder's name"),
+        (SplitConfig(), "train/test", ["train/a.wav"], "valid is 0.05 of train by hash of each file's name; add"),
         (SplitConfig(), "train/valid/test", ["train/a.wav", "test/b.wav"], "valid would be empty: 2 files, divided by"),
         (SplitConfig("order"), "", "abc", "valid would be empty: 3 files, divided in natural order: train, then valid"),
     ],

@@ -131,10 +131,15 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: Capsys) -
         ["play", runs / "ct", "--gif", runs / "e.gif", "--steps", 0]
     )
     capsys.readouterr()
-    for verb, *more in (["report", "--out", runs / "page.html"], ["analyse"], ["export", runs / "x.zip"]):
+    others = "only evaluate, compare and `python -m recipes play` take"
+    for says, verb, *more in (
+        ("report does not take", "report", "--out", runs / "page.html"),
+        (others, "analyse"),
+        (others, "export", runs / "x.zip"),
+    ):
         assert main([verb, *map(str, [runs / "ct", *more])]) == 2
         said = capsys.readouterr()
-        assert "is one of the runs of agents, which " in said.err
+        assert f"is one of the runs of agents, which {says}\n" in said.err
         assert said.out == ""  # it has not played
 
 
