@@ -27,6 +27,7 @@ def implementations(model: Any) -> Iterator[str]:
     """Has the model compute attention in each way in turn, so that its reference runs once."""
     for name in IMPLEMENTATIONS:
         for layer in model.layers:
+            assert layer.attention.implementation in IMPLEMENTATIONS
             layer.attention.implementation = name
         yield name
 
