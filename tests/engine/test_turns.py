@@ -1,6 +1,7 @@
 """Trainings in turn: the same results as one after the other, all of the budgets, all saved."""
 
 import itertools
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.engine.training import small_trainer
 from waveform.engine import checkpoint, learner, turns
 from waveform.engine.learner import Learner
 from waveform.engine.metrics import read_metrics
+from waveform.engine.nonfinite import Diverged
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.engine.turns import train_in_turn
@@ -149,6 +151,30 @@ def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
     monkeypatch.setattr(Trainer, "save", noting)
     train_in_turn(open_trainers(tmp_path, tokens, **A_SECOND), slice_s=2 * STEP_S)
     assert sorted(steps) == [6] * 3 + [12] * 3 + [16] * 3
+
+
+@pytest.mark.usefixtures("order")
+def test_if_one_diverges_the_others_continue_from_their_last_save(
+    alone: Saved, tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """Bit for bit: the error reaches the caller, and leaves what the others have saved as it was."""
+    monkeypatch.setattr(turns, "SAVE_EVERY_S", STEP_S)
+    trainers = open_trainers(tmp_path, tokens)
+    diverging = trainers["transformer_xl"].learner
+    update = diverging.update
+
+    def poisoned() -> Any:
+        if diverging.step == 3:
+            next(iter(diverging.module.parameters())).data.fill_(math.nan)
+        return update()
+
+    diverging.update = poisoned
+    with pytest.raises(Diverged, match="not finite at step 3"):
+        train_in_turn(trainers, slice_s=0.0)
+    name = "compressive_transformer"
+    assert checkpoint.newest(tmp_path / name).step in (3, 4)
+    open_trainers(tmp_path, tokens)[name].run()
+    assert saved(tmp_path, name) == alone[name]
 
 
 @pytest.mark.usefixtures("order")
