@@ -36,7 +36,7 @@ class Reader(NamedTuple):
 
 
 _SPEEDS = ("train_seconds", "train_tokens_per_second", "sampling_tokens_per_second", "state_reuse")
-_LOGGED = ("learning_curve",)  # read from metrics.jsonl, a log without checksums: of damaged lines there is a warning
+_LOGGED = ("learning_curve",)  # from metrics.jsonl, a log without checksums: damage may go unnoticed
 
 
 def _figures(place: Path, outcome: Outcome) -> Any:

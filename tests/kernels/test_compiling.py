@@ -95,7 +95,9 @@ def test_variants_that_two_processes_compile_at_once_are_kept_apart(
 
 
 def test_kernels_are_compiled_before_the_first_step_and_leave_torch_its_threads() -> None:
-    """Of small models all layers, of the others attention; and those of linear prediction. In this process they are.
+    """Of small models all layers, of the others attention; and those of linear prediction.
+
+    In a new process, for this one has compiled them.
 
     numba and torch share OpenMP; a sample drawn during training must not change how training continues.
     """

@@ -52,7 +52,7 @@ _WAITING = {
 _INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 _COPYING = {aten._to_copy.default, aten.copy_.default}
 _TAKING_A_NUMBER = {aten.where.self, aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.fill_.Tensor}
-_ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}  # or nothing
+_ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}  # no kernel
 # Attention by kernel: which it is, and which argument is its mask.
 _ATTENTION = {
     aten._scaled_dot_product_flash_attention.default: ("flash", None),
@@ -221,9 +221,9 @@ class _Operation(NamedTuple):
     is_view: bool
     is_copy: bool
     is_indexing: bool
-    is_kernel: bool  # about one is launched: all but views and allocations
-    changes: bool  # its first argument
-    takes_numbers: bool  # of tensors on the CPU
+    is_kernel: bool  # launches about one, as all do but views and allocations
+    changes: bool  # its first argument is changed in place
+    takes_numbers: bool  # also as tensors without dimensions on the CPU
     attention: tuple[str, int | None] | None
     waits: str | None  # why the host must wait
     made_up: Callable[..., Any] | None
