@@ -20,7 +20,8 @@ def test_a_race_is_in_bits_per_byte_and_by_rows(data: Path, tmp_path: Path, caps
     assert other["difference_nats"] is None and compressive["difference_nats"] is not None
     for metric in ("nats_per_token", "bits_per_byte"):
         assert compressive[metric]["seeds"] == [figures["runs"][i][metric] for i in (0, 2)]
-    assert "bits per byte" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert all(words in out for words in ("bits per byte", "nats/token [pieces] [seeds]", "95% intervals over pieces"))
     one = figures_of(tmp_path / "one.json", "evaluate", figures["runs"][0]["run"], "--rows", 6)
     assert one["nats_per_token"] == compressive["nats_per_token"]["seeds"][0]
 

@@ -169,8 +169,9 @@ def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, s
     """The race as lines of text, best NLL first; columns: further metrics, and what they are called."""
     unit, num_seeds = domain.unit, len(figures["models"][0]["seeds"])
     tokens_per_second = figures["runs"][0].get("sample_rate_hz")
-    utterances = any(entry["nats_per_token"]["interval_95_over_utterances"] for entry in figures["models"])
-    brackets = " ".join([*["[utterances]"] * utterances, *["[seeds]"] * (num_seeds > 1)])
+    has_intervals = any(entry["nats_per_token"]["interval_95_over_utterances"] for entry in figures["models"])
+    wholes = ["pieces" if figures["runs"][0]["rows"] else "utterances"] * has_intervals
+    brackets = " ".join(f"[{each}]" for each in wholes + ["seeds"] * (num_seeds > 1))
     header = ["model", f"nats/{unit} {brackets}".strip(), f"bits/{unit}", *columns.values(),
               f"vs {baseline}, nats {brackets}".strip(), "parameters", f"{unit}s seen", "training"]  # fmt: skip
     rows = []
@@ -191,7 +192,7 @@ def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, s
             ]
         )
     seeds = f"over {num_seeds} seeds, which the other figures are means of" if num_seeds > 1 else "one seed"
-    over = ["95% intervals over utterances"] * utterances + [seeds]
+    over = [*(f"95% intervals over {each}" for each in wholes), seeds]
     lines = [*table(header, rows), f"{', '.join(over)}; differences are paired; trained in turn"]
     return [*lines, *figures["warnings"]]
 
