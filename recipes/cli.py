@@ -115,7 +115,7 @@ VERBS = (
                 nargs="+",
                 metavar="PATH",
             ),
-            number("--seeds", "runs of each setting (default 1; for recall 3)"),
+            number("--seeds", "runs of each setting (default 1; 3 for recall and figure5)"),
             number("--jobs", "runs at a time, which share the CPU (default 2)"),
             ROWS,
             Argument("--agents", "for figure5: train only these (default all)", nargs="+", metavar="NAME"),

@@ -100,8 +100,8 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     if "word_perplexity" in first:
         lines.append(f"word-level: {first['num_words']:,} words, {first['words_are']}")
     if len(entries) == 1:
-        sizes = f"memory {first['memory']}, compressed {first['compressed']}"
-        lines.append(f"{first['recipe']}, step {first['step']:,}, {sizes}")
+        sizes = [f"{name} {first[name]}" for name in ("memory", "compressed") if first[name] is not None]
+        lines.append(", ".join([first["recipe"], f"step {first['step']:,}", *sizes]))
     if "dynamic" in first:
         dynamic = first["dynamic"]
         lines.append(

@@ -417,8 +417,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("train P/data T/r model.memory=16777216", ["GB", "model.memory"]),
     (
         "train P/data T/r model=wavenet model.num_layers=3 preset=demo train.max_seconds=1",
-        ["unknown setting 'model.num_layers'; did you mean 'model.num_stacks'"],
+        ["unknown setting 'model.num_layers' of wavenet; it is a setting of compressive_transformer, lstm"],
     ),
+    ("train P/data T/r lr=1", ["unknown setting 'lr'; did you mean 'train.lr'"]),
+    ("train P/nothing T/r preset=cpu", ["no such folder", "nothing"]),
     ("train P/data T/r +foo=1", ["unknown setting 'foo'"]),
     ("train P/data T/r ~train.lr=0.0003", ["~train.lr", "give it a value"]),
     ("train P/data T/r seed=99999999999999999999", ["from 0 to 2147483647"]),

@@ -322,7 +322,7 @@ VERBS = (
             number("--audio-minutes", "audio to prepare; 0: none (default 10)", type=float),
             common.JSON,
             common.DEVICE,
-            common.overrides("model.num_layers=2"),
+            common.overrides("model.prediction=none"),
             common.CONFIG_DIR,
         ),
     ),

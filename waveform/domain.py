@@ -276,7 +276,7 @@ class TokenDomain(Domain):
         if options.stride is None and len(resets) > 1:
             raise UserError(
                 f"the state of these runs would be reset at different places, by {' and by '.join(sorted(resets))}; "
-                "give one --protocol, or --rows for text, which report takes too, or train them with the same "
+                "give --protocol utterance, or --rows for text, which report takes too, or train them with the same "
                 "train.state and train.chunk"
             )
 

@@ -35,6 +35,7 @@ def draw_episode(
     The episode is not one of those in training. env: as of `open_agent`. Says and returns what the agent was paid at
     each step. Raises UserError if there is nothing to write, no run of an agent, or no picture of the environment.
     """
+    agent = open_agent(run_dir, env=env, device=device)
     if gif_file is None and plot_file is None:
         raise UserError("nothing would be drawn; give --gif FILE.gif, --plot FILE.png or both")
     if gif_file is not None and gif_file.suffix.lower() != ".gif":
@@ -43,7 +44,7 @@ def draw_episode(
         raise UserError(f"--steps is {num_steps}; it must be at least 1")
     check_files(json_file=None, plot_file=plot_file)
     require_writable(gif_file, option="--gif")
-    actors = open_agent(run_dir, env=env, device=device).actors(1, first_row=_ROW)
+    actors = agent.actors(1, first_row=_ROW)
     frames, rewards = [actors.environments.picture()], [0.0]
     with torch.inference_mode():
         for _ in range(num_steps):

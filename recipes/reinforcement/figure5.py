@@ -20,6 +20,7 @@ from recipes.studies.children import StudyConfig
 from recipes.studies.report import TEST, Config, Figures, Report, Runs, as_table, slots
 from waveform.runs.settings import setting_of
 from waveform.runs.statistics import mean_and_interval, shown
+from waveform.system.console import counted
 from waveform.system.errors import UserError
 
 _SEEDS = 3  # the paper's
@@ -64,6 +65,7 @@ def study_of_agents(overrides: Sequence[str], config: StudyConfig) -> Study:
         title=_TITLE.format(config_of_rate_4["env"] if recipe == GYMNASIUM else "object matching"),
         recipe=recipe,
         seeds=_SEEDS,
+        heeds=_MEMORIES,
     )
 
 
@@ -140,9 +142,9 @@ class ByPlace(Report):
                     "parameters": f"{row['num_parameters'] / 1e6:.2f} M",
                 }
             )
-        num_seeds = len(next(iter(summary.values()))["return"]["seeds"])
+        seeds = counted(len(next(iter(summary.values()))["return"]["seeds"]), "seed")
         steps = max(row["train_tokens_seen"] for row in summary.values())
-        return f"{_PUBLISHED}\n{as_table(rows, f'{num_seeds} seeds of {steps / 1e6:.2f} M steps')}"
+        return f"{_PUBLISHED}\n{as_table(rows, f'{seeds} of {steps / 1e6:.2f} M steps')}"
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
         curves = {label: [run["curve"] for run in seeds] for label, seeds in runs.items()}

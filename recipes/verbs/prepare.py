@@ -15,7 +15,7 @@ from recipes.corpora.recipe import CorpusConfig, Recipe, open_corpus
 from recipes.corpora.sources import Source, open_source
 from recipes.corpora.tokenizers import TOKENIZERS, SubwordTokenizer, TextTokenizer, WordTokenizer, save_tokenizer
 from recipes.corpora.vocabulary import read_vocabulary
-from waveform.engine.dataset import Dataset, read_dataset, write_dataset
+from waveform.engine.dataset import Dataset, is_dataset, read_dataset, write_dataset
 from waveform.engine.shards import ShardWriter, dtype_for
 from waveform.runs.settings import typed
 from waveform.system.atomic import explain_write_errors, sync
@@ -92,11 +92,12 @@ def prepare(
     """
     chosen, data_dir = find_recipe(recipe), Path(data_dir)
     config = corpus_config(chosen, overrides)
-    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
-        raise UserError(f"{data_dir} is not empty; give a new folder")
     if (source is None) != (chosen.generate is not None):
         generated = "is generated and has no source; give a DATA_DIR alone"
         raise UserError(f"{recipe} {'needs two paths, SOURCE and DATA_DIR' if source is None else generated}")
+    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
+        remove = ", or remove it to prepare the data again" if is_dataset(data_dir) else ""
+        raise UserError(f"{data_dir} is not empty; give a new folder{remove}")
     write = chosen.generate
     if source is not None:
         chosen, opened = chosen.with_config(config), open_source(Path(source))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from recipes.studies.report import Config, Figures
 from recipes.text import compose_config
 from waveform.engine import checkpoint
 from waveform.engine.dataset import Dataset, read_dataset
+from waveform.runs.folder import CONFIG_FILE
+from waveform.runs.settings import given_by, leaves, setting_of
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -32,9 +34,9 @@ def study(
     paths: DATA_DIR and OUT_DIR; OUT_DIR alone for agents, which have no data. Each run is a folder of OUT_DIR and a
     process of its own, with its share of the CPU's threads. Run again, the study continues: what was trained or
     evaluated is not done twice. overrides: settings of every run, a preset for example; those of the study come after
-    them. Prints a table and returns the figures; writes them into `json_file` and draws them into `plot_file`, by
-    default NAME.json and NAME.png of OUT_DIR. Raises UserError for an unknown study, for data of the wrong recipe, for
-    settings that a run refuses, and if a run fails.
+    them; `seed` is the first of the seeds. Prints a table and returns the figures; writes them into `json_file` and
+    draws them into `plot_file`, by default NAME.json and NAME.png of OUT_DIR. Raises UserError for an unknown study,
+    for data of the wrong recipe, for settings that a run refuses or that the study sets itself, and if a run fails.
     """
     config, out_dir, has_data = config or StudyConfig(), Path(paths[-1]), name != AGENTS_STUDY
     chosen = find_study(name) if has_data else None
@@ -44,6 +46,8 @@ def study(
     if len(paths) != 1 + has_data:
         needs = "needs two paths, DATA_DIR and OUT_DIR" if has_data else "has no data: give OUT_DIR alone"
         raise UserError(f"study {name} {needs}, and then settings")
+    if (out_dir / CONFIG_FILE).exists():
+        raise UserError(f"{out_dir} is a run; give a folder for the study, which keeps its runs there")
     json_file, plot_file = json_file or out_dir / f"{name}.json", plot_file or out_dir / f"{name}.png"
     check_files(json_file=json_file, plot_file=plot_file)
     compose: Callable[..., dict[str, Any]]
@@ -59,8 +63,16 @@ def study(
     own = {label: chosen.settings(label, preset) for label in chosen.variants}
     # Composed at once, so that a wrong setting is refused before anything is trained.
     configs = {k: compose(recipe, [*given, *each], config_dir=config.config_dir) for k, each in own.items()}
+    changes = [(preset, each) for each in configs.values()]
+    if given:  # one of theirs would count over those of a study of conf/studies.yaml
+        bare = [override for override in overrides if "." not in setting_of(override)]
+        for each in own.values():
+            model = [setting for setting in each if setting_of(setting) == "model"]  # whose preset may differ
+            before, after = (compose(recipe, [*bare, *more], config_dir=config.config_dir) for more in (model, each))
+            changes.append((before, after))
+    _refuse_what_it_sets(name, chosen, overrides, changes)
     commands = {label: chosen.report.commands(each) for label, each in configs.items()}
-    seeds = range(config.seeds or chosen.seeds)
+    seeds = [preset["seed"] + i for i in range(config.seeds or chosen.seeds)]
     children = Children(config.jobs)
     options = ["--config-dir", str(config.config_dir)] if config.config_dir is not None else []
 
@@ -103,6 +115,17 @@ def _recipe(data: Dataset, chosen: Study, *, name: str) -> str:
     if chosen.recipe not in (None, recipe):
         raise UserError(f"study {name} needs data prepared as {chosen.recipe}; {data.folder} was prepared as {recipe}")
     return recipe
+
+
+def _refuse_what_it_sets(
+    name: str, chosen: Study, overrides: Sequence[str], changes: Iterable[tuple[Config, Config]]
+) -> None:
+    """Raises UserError for a user's setting that the study changes; changes: configurations before and after it."""
+    values = [(dict(leaves(before)), dict(leaves(after))) for before, after in changes]
+    for key in given_by(overrides):
+        leaf = "model.name" if key == "model" else key
+        if key not in chosen.heeds and any(before.get(leaf) != after.get(leaf) for before, after in values):
+            raise UserError(f"study {name} sets {key} itself; leave it out")
 
 
 def _scored(

@@ -50,7 +50,7 @@ def sweep(
             return domain.measure(run, own_tokens(run, split=of), sized, world=world).figures
 
         entries = [figures(sizes, "valid") for sizes in pairs]
-        best = min(entries, key=lambda entry: entry["nats_per_token"])
+        best = min(entries, key=lambda entry: entry[entry["headline"]])
         result = {"sizes": entries, "chosen": figures(pairs[entries.index(best)], "test")}
         if world.shows:
             print(format_table(result))

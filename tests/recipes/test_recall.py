@@ -143,7 +143,7 @@ def test_mistakes_are_one_line(place: Path, tmp_path: Path) -> None:
     ):
         assert words in mistake(["prepare", "recall", new, *settings.split()])
     assert "recall is generated and has no source" in mistake(["prepare", "recall", made, new])
-    assert "enwik8 needs two paths, SOURCE and DATA_DIR" in mistake(["prepare", "enwik8", new])
+    assert "enwik8 needs two paths, SOURCE and DATA_DIR" in mistake(["prepare", "enwik8", new.parent])
     published = ["evaluate", place / "transformer_xl", "--published-words"]
     assert "the words of recall's test split were not published" in mistake(published)
     assert "--seeds is 0" in mistake(["study", "recall", made, new, "--seeds", 0])

@@ -219,9 +219,17 @@ def test_every_study_ends_with_a_table_and_a_picture(
         ("table8", ["--rows", 0], "--rows is 0"),
         ("table8", ["preset=smoke", "model.memory=[16,8]"], "model.memory is [16, 8]; a study needs one number"),
         ("table8", ["train.lrr=1"], "train.lrr"),
+        ("table5", ["preset=smoke", "model.compression=max"], "study table5 sets model.compression itself; leave it"),
+        ("figure3", ["preset=smoke", "train.max_steps=9", "train.lr_change_at=2"], "sets train.lr_change_at itself"),
+        ("rare_updates", ["preset=smoke", "model=compressive_transformer"], "study rare_updates sets model itself"),
         ("table5", ["--jobs", 1 << 40], f"--jobs is {1 << 40}; it must be a whole number from 1 to 65536"),
     ],
 )
 def test_mistakes_are_one_line(name: str, options: list[Any], part: str, data: Path, tmp_path: Path) -> None:
     assert part in mistake(["study", name, data, tmp_path / "out", *options])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_is_no_folder_for_a_study(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    assert "is a run; give a folder for the study" in mistake(["study", "figure3", data, tmp_path, "preset=smoke"])

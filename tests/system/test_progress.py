@@ -37,6 +37,10 @@ def test_an_eta_waits_until_the_start_does_not_count(monkeypatch: MonkeyPatch, c
         now = 110.0
         bar.update(10)
     assert capsys.readouterr().err.splitlines() == ["train: 502/1,000 s (50%)", "train: 512/1,000 s (51%), ETA 4473 s"]
+    with Progress("train", total=50_000, unit="step") as bar:
+        now += 400
+        bar.update(8)
+    assert capsys.readouterr().err == "train: 8/50,000 steps (0%), 0.02 steps/s, ETA 694.3 hours\n"
 
 
 def test_the_last_line_is_printed_once(monkeypatch: MonkeyPatch, capsys: Capsys) -> None:

@@ -10,7 +10,7 @@ from waveform.audio.audio_format import AudioFormat
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.quality.clip import Clip, measure_clip
-from waveform.quality.config import QualityConfig
+from waveform.quality.config import FEWEST_CLIPS, QualityConfig
 from waveform.quality.figures import Quality, SetOfClips, figures_of, frechet_by_chance
 from waveform.quality.opinions import Predict, opinions_of, predictors
 from waveform.system.errors import UserError
@@ -101,7 +101,8 @@ def real_clips(
     if len(places) < at_least:
         raise UserError(
             f"quality needs {at_least} real clips of {length / audio_format.sample_rate_hz:g} s, and a split of this "
-            f"data has {len(places)}; lower --seconds or --num, or give a larger data set by --data"
+            f"data has {len(places)}; lower --seconds (to 1 at least) or --num (to {FEWEST_CLIPS}), or give a larger "
+            "data set by --data"
         )
     chosen = rng.permutation(len(places))[:num]
     pieces = [tokens.read(places[i][0], start=places[i][1], stop=places[i][1] + length) for i in chosen]

@@ -122,7 +122,10 @@ def find_saved(run_dir: Path | str, **model_fields: int | None) -> Saved:
     config = read_config(folder)
     found = checkpoint.newest(folder)
     if found is None:
-        raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
+        raise UserError(
+            f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one (a trial that "
+            "tune pruned gets none)"
+        )
     check_recorded(folder, config, found)
     for field, value in model_fields.items():
         if value is None:

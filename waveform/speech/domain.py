@@ -65,15 +65,14 @@ class Speech(TokenDomain):
         try:
             return request.composed(compose_config)
         except UserError as error:
-            elsewhere = "unknown preset" in str(error) and request.source.is_dir()  # one of texts, perhaps
-            if not elsewhere or is_dataset(request.source):
+            if "unknown preset" not in str(error) or is_dataset(request.source):
                 raise
+            _require_folder(request.source)  # perhaps one of texts
             guess = f"{request.source} is not a prepared data set, so this takes it as a folder of audio"
             raise UserError(f"{error}; {guess}") from error
 
     def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
-        if not request.source.exists():
-            raise UserError(f"no such folder: {request.source}; give a folder of audio or a prepared data set")
+        _require_folder(request.source)
         if is_dataset(request.source):
             refuse_other_data(request.source, config, request.overrides)
 
@@ -153,6 +152,11 @@ class Speech(TokenDomain):
             protocol = self.protocol(run.config["train"], options)
             require_same(corpus, run.given, run.config, tested_on=tested_on, protocol=protocol, split=options.split)
         return published_rows(corpus)
+
+
+def _require_folder(source: Path) -> None:
+    if not source.exists():
+        raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
 
 
 def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:

@@ -8,6 +8,7 @@ from waveform.system.console import say
 
 _IN_PLACE_INTERVAL_S = 0.1
 _PLAIN_INTERVAL_S = 10.0  # in logs, CI and notebooks
+_SETTLED_S = 300  # from when on the start counts little; sooner, after half a percent of the work
 _CLEAR = "\r\x1b[K"  # what is in the cursor's line
 
 
@@ -69,8 +70,10 @@ class Progress:
         parts = [f"{self._label}: {_amount(self._done)}{of_total} {self._unit}{share}"]
         if self._unit != "s":
             parts.append(f"{_amount(rate)} {self._unit}/s")
-        if self._total and 200 * (self._done - self._initial) > self._total:  # earlier, the start would count too much
-            parts.append(f"ETA {max(self._total - self._done, 0) / rate:.0f} s")
+        done = self._done - self._initial
+        if self._total and (200 * done > self._total or (done and self._elapsed_s > _SETTLED_S)):
+            left_s = max(self._total - self._done, 0) / rate
+            parts.append(f"ETA {left_s:.0f} s" if left_s < 3 * 3600 else f"ETA {left_s / 3600:,.1f} hours")
         line = ", ".join(filter(None, [*parts, self._note]))
         if self._in_place:
             say(f"{_CLEAR}{line[: shutil.get_terminal_size().columns - 1]}", sys.stderr, end="")

@@ -29,6 +29,10 @@ def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path) -> No
         (["table5", "a", "b", "--envs", "x"], "study table5 has no option --envs"),
         (["figure5", "a", "--agents", "x"], "there is no agent 'x' in figure5; choose from"),
         (["figure5", "a", "model.memory=[2,4]"], "model.memory is [2, 4]; a study needs one number"),
+        (
+            ["figure5", "a", "model.compression_rate=8", "--agents", "rate_1"],
+            "study figure5 sets model.compression_rate itself",
+        ),
         (["figure5", "a", "--envs", "x"], "--envs is for Gymnasium"),
     ):
         assert words in mistake(["study", *arguments])
