@@ -15,8 +15,6 @@ from waveform.system.errors import UserError
 # Settings on top of the preset, or what finds them for the configuration that the preset gives.
 Settings = Sequence[str] | Callable[[Config], Sequence[str]]
 
-HEEDED = ("train.max_steps", "train.unroll", "train.chunk", "train.batch_size")
-
 
 @dataclass(frozen=True)
 class Study:
@@ -27,7 +25,8 @@ class Study:
     title: str
     recipe: str | None = None  # the recipe of the data that it needs; None: any text
     seeds: int = 1  # runs of each setting, if no other number is asked for
-    heeds: Sequence[str] = HEEDED  # settings of the user's that those to try are relative to
+    # Settings of the user's that those to try are relative to
+    heeds: Sequence[str] = ("train.max_steps", "train.unroll", "train.chunk", "train.batch_size")
 
     def settings(self, label: str, config: Config) -> list[str]:
         """The settings of one variant, on top of those that gave `config`."""

@@ -168,17 +168,12 @@ def _register(family: ConfigFamily, models: Iterable[str]) -> None:
             print(f"warning: the registered model {name!r} does not load: {error!r}", file=sys.stderr)
 
 
-def _fields_of(name: str) -> dict[str, dataclasses.Field[Any]]:
-    """The fields of a model's Config by name, without what the data decides."""
-    fields = dataclasses.fields(model_class(name).Config)
-    return {field.name: field for field in fields if field.name not in DECIDED_BY_DATA}
-
-
 def _model_node(name: str) -> Any:
-    """The typed config group of one model."""
+    """The typed config group of one model: its Config without what the data decides."""
     fields = [
         (field.name, field.type, dataclasses.field(default=field.default, default_factory=field.default_factory))
-        for field in _fields_of(name).values()
+        for field in dataclasses.fields(model_class(name).Config)
+        if field.name not in DECIDED_BY_DATA
     ]
     return dataclasses.make_dataclass("Model", [("name", str, dataclasses.field(default=name)), *fields])
 
@@ -276,7 +271,8 @@ def _resolved(config: DictConfig, overrides: Sequence[Override]) -> dict[str, An
 def _nearest(family: ConfigFamily, key: str, config: DictConfig) -> str:
     """Advice: whose setting it is, the nearest one of a configuration, or else how to list all."""
     group, _, field = key.rpartition(".")
-    if group == "model" and (names := [name for name in model_names() if field in _fields_of(name)]):
+    models = sorted(ConfigStore.instance().repo["model"].items()) if group == "model" else []
+    if names := [file.removesuffix(".yaml") for file, stored in models if field in stored.node]:
         return f" of {config.model.name}; it is a setting of {', '.join(names)}"
     content: Any = OmegaConf.to_container(config)
     groups = {group: fields for group, fields in content.items() if isinstance(fields, dict)}
