@@ -12,6 +12,7 @@ import torch
 from tests.audio.sound_device import SoundDevice
 from waveform.benchmarks import sampling
 from waveform.speech import figures
+from waveform.system.cpu import num_cores
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the commands that tests start
@@ -23,6 +24,11 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 _LONGEST = {f"test_{name}.py" for name in ("laws", "faults", "failing_ranks", "ranks", "tune", "training")}
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for many tests wait for others that they start; each takes 20 s to import all."""
+    return min(num_cores(), 7) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
