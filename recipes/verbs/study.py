@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ def study(
     # Composed at once, so that a wrong setting is refused before anything is trained.
     configs = {k: compose(recipe, [*given, *each], config_dir=config.config_dir) for k, each in own.items()}
     changes = [(preset, each) for each in configs.values()]
-    if given:  # one of theirs would count over those of a study of conf/studies.yaml
-        bare = [override for override in overrides if "." not in setting_of(override)]
+    bare = [override for override in given if "." not in setting_of(override)]
+    if bare != list(given):  # the others count over settings of conf/studies.yaml
         for each in own.values():
             model = [setting for setting in each if setting_of(setting) == "model"]  # whose preset may differ
             before, after = (compose(recipe, [*bare, *more], config_dir=config.config_dir) for more in (model, each))
@@ -118,7 +118,7 @@ def _recipe(data: Dataset, chosen: Study, *, name: str) -> str:
 
 
 def _refuse_what_it_sets(
-    name: str, chosen: Study, overrides: Sequence[str], changes: Iterable[tuple[Config, Config]]
+    name: str, chosen: Study, overrides: Sequence[str], changes: Sequence[tuple[Config, Config]]
 ) -> None:
     """Raises UserError for a user's setting that the study changes; changes: configurations before and after it."""
     values = [(dict(leaves(before)), dict(leaves(after))) for before, after in changes]

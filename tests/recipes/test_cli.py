@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from recipes.continuations import _evenly_spaced
 from recipes.corpora.catalogue import RECIPES
 from recipes.corpora.tokenizers import detokenize, load_tokenizer
+from recipes.text import Text
 from recipes.verbs.sweep import sweep
 from tests.content import content
 from tests.ranks.run_ranks import command_on_ranks
@@ -21,7 +23,7 @@ from tests.recipes.corpus_files import write_source
 from tests.test_cli import words
 from waveform.engine.dataset import read_dataset
 from waveform.engine.metrics import read_metrics
-from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.scoring import EvaluateOptions, ScoredRun
 from waveform.verbs.evaluate import evaluate
 
 SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=4"]
@@ -200,6 +202,20 @@ def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, caps
     assert [(entry["compressed"], entry["memory"]) for entry in result["sizes"]] == [(4, 8), (4, 16), (8, 8), (8, 16)]
 
 
+def test_sweep_chooses_by_the_figure_that_it_shows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of recall, nats per token and bits per answer may be lowest at different sizes."""
+    measure = Text.measure
+
+    def other_nats(*args: Any, **how: Any) -> ScoredRun:
+        one = measure(*args, **how)
+        return replace(one, figures={**one.figures, "nats_per_token": -one.figures["nats_per_token"]})
+
+    monkeypatch.setattr(Text, "measure", other_nats)
+    result = sweep(place / "run", compressed=[4, 8, 16], show_progress=False)
+    best = min(result["sizes"], key=lambda entry: entry["perplexity"])
+    assert result["chosen"]["compressed"] == best["compressed"]
+
+
 def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     before = content(place / "run")
     plain = figures_of(tmp_path / "plain.json", "evaluate", place / "run")
@@ -286,7 +302,7 @@ MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
     ("prepare folder P/ T/d corpus.chek=1", "corpus.check, "),
     ("prepare folder P/ T/d corpus.check=maybe", "corpus:"),
     ("prepare wikitext103 P/source T/d corpus.tokens=bytes", "wikitext103 is read as words"),
-    ("prepare wikitext103 P/source/wikitext-103-v1.zip P/data", "is not empty; give a new folder"),
+    ("prepare wikitext103 P/source/wikitext-103-v1.zip P/data", "is not empty; give a new folder, or remove it to"),
     # A slice instead of the corpus, another corpus, and too few files
     ("prepare wikitext103 P/source/wikitext-103-v1.zip T/d", "not 103,227,021. Expected: wiki.train.tokens"),
     ("prepare ptb P/source/wikitext-103-v1.zip T/d", "ptb.train.txt"),

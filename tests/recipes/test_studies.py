@@ -202,7 +202,8 @@ def test_every_study_ends_with_a_table_and_a_picture(
     monkeypatch.setitem(STUDIES, name, replace(chosen, variants=variants, report=report))
     out = tmp_path / "study"
     command = ["study", name, data, out, "preset=smoke", "train.max_steps=4", "train.log_every=1", "--rows", 8]
-    run(*command, "train.evaluate_tokens=0")
+    run(*command, "train.evaluate_tokens=0", "seed=3")
+    assert (out / f"{labels[0]}-3").is_dir()
     made = read(out / f"{name}.json")["figures"]["rows" if name == "table5" else "variants"]
     printed = capsys.readouterr().out
     assert all(row in printed for row in made) and len(made) == 2
