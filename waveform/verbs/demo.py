@@ -98,8 +98,8 @@ These models have {num_layers} layers and a minute of training: expect bursts of
 The page also has {", ".join(bundled)}, which came with waveform and learned for hours.
 
 On your own recordings:
-    waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer
-    waveform train YOUR_AUDIO_DIR runs/wavenet model=wavenet
+    waveform train YOUR_AUDIO_DIR runs/ct preset=ten_minutes     # Compressive Transformer
+    waveform train YOUR_AUDIO_DIR runs/wavenet preset=ten_minutes model=wavenet
     waveform report runs/ct runs/wavenet
     waveform sample runs/ct --out samples --num 4 --seconds 2
     waveform train YOUR_AUDIO_DIR runs/paper preset=speech_paper # the paper's 40M model, on a GPU"""
