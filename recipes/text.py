@@ -111,6 +111,8 @@ class Text(TokenDomain):
         return request.composed(partial(compose_config, recipe))
 
     def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
+        read_dataset(request.source)
+        load_tokenizer(request.source)  # now rather than when the run is scored
         begun = request.run_dir is not None and (request.run_dir / CONFIG_FILE).exists()
         if request.origin.run is not None and not begun:
             _refuse_other_vocabulary(Path(request.origin.run), request.source)

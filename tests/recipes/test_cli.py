@@ -300,7 +300,7 @@ MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
     ("prepare enwik9 P/source T/d", "choose one of enwik8, text8"),
     ("prepare enwik8 T/none T/d", "no such file or folder"),
     ("prepare folder P/ T/d corpus.chek=1", "corpus.check, "),
-    ("prepare folder P/ T/d corpus.check=maybe", "corpus:"),
+    ("prepare folder P/ T/d corpus.check=maybe", "corpus.check:"),
     ("prepare wikitext103 P/source T/d corpus.tokens=bytes", "wikitext103 is read as words"),
     ("prepare wikitext103 P/source/wikitext-103-v1.zip P/data", "is not empty; give a new folder, or remove it to"),
     # A slice instead of the corpus, another corpus, and too few files
@@ -379,6 +379,7 @@ def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path) -> None:
     assert "contains 'K'" in mistake(["sample", run_dir, "--prompt", "Kaka"])
     (data / "tokenizer.json").write_text("{")
     assert "tokenizer.json is damaged" in mistake(["sample", run_dir])
+    assert "tokenizer.json is damaged" in mistake(["train", data, tmp_path / "new", "preset=smoke"])
     data.rename(tmp_path / "moved")
     assert "is gone" in mistake(["sample", run_dir])
     assert "is gone" in mistake(["evaluate", run_dir])

@@ -134,6 +134,7 @@ def test_mistakes_are_one_line(place: Path, tmp_path: Path) -> None:
     new, made = tmp_path / "new", place / "data"
     for settings, words in (
         ("corpus.keys=0", "corpus.keys is 0; it must be a whole number from 1"),
+        ("corpus.keys=many", "corpus.keys: give a whole number"),
         ("corpus.fillers=0.999", "corpus.fillers=0.999 leaves no room for an answer"),
         (
             "corpus.keys=1000 corpus.episode=8 corpus.train=9999 corpus.test=1",

@@ -132,13 +132,8 @@ def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any
 
 def _refuse_other_model(run: str, before: dict[str, Any], config: dict[str, Any]) -> None:
     """Raises UserError, naming the fields, if the weights of `run` do not fit the model of `config`."""
-    was, now = comparable(before)["model"], comparable(config)["model"]
-    if was["name"] != now["name"]:
-        different = [f"model (was {was['name']!r}, is {now['name']!r})"]
-    else:
-        keys = differing_keys(was, now)
-        different = [f"model.{key}" for key in keys if key.partition(" ")[0] not in _MAY_DIFFER]
-    if different:
+    keys = differing_keys(comparable(before)["model"], comparable(config)["model"])
+    if different := [f"model.{key}" for key in keys if key.partition(" ")[0] not in _MAY_DIFFER]:
         raise UserError(
             f"the weights of {run} do not fit this model: {'; '.join(different)}; leave these settings out, or "
             "begin without --from"

@@ -326,7 +326,7 @@ def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(content)))
     except OmegaConfBaseException as error:
-        raise UserError(f"{section}: {_reason(error)}") from error
+        raise UserError(f"{section}.{error.full_key}: {_reason(error)}") from error
 
 
 def to_yaml(config: dict[str, Any]) -> str:
@@ -342,9 +342,12 @@ def _short(value: Any) -> str:
 
 
 def differing_keys(old: dict[str, Any], new: dict[str, Any], *, prefix: str = "") -> list[str]:
-    """Dotted names of the settings in which two configurations differ, each with both values."""
+    """Dotted names of the settings in which two configurations differ, each with both values.
+
+    Of a section with another name, such as `model`, only that is one.
+    """
     different = []
-    for key in sorted({*old, *new}):
+    for key in sorted({*old, *new}) if old.get("name") == new.get("name") else ["name"]:
         a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             different += differing_keys(a, b, prefix=f"{prefix}{key}.")
