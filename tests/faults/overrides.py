@@ -72,7 +72,7 @@ def _names(err: str, override: str) -> bool:
 
 def _judge(outcome: Outcome, overrides: list[str], case: int) -> str:
     context = f"case {case}: {overrides!r}\n{outcome.err[-3000:]}\n{outcome.out[-200:]}"
-    if "usage: " in outcome.err:  # argparse mistook it for an option
+    if "--help` says what it takes" in outcome.err:  # argparse mistook it for an option
         assert outcome.code == 2 and any(override.startswith("-") for override in overrides), context
         return "no such option"
     if not outcome.refused(context) or "it holds nothing; audio is" in outcome.err:

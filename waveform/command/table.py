@@ -15,16 +15,17 @@ from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from waveform.command.outcome import run_with_outcome
-from waveform.system.console import escape_what_stdout_lacks, replace_closed
+from waveform.system.console import escape_what_stdout_lacks, printable, replace_closed
 from waveform.system.cpu import set_defaults
 from waveform.system.errors import UserError
 from waveform.system.rules import COUNTABLE
 
 OF_DOMAIN = ""  # in place of a verb's function: the one that the domain of the run has (`Domain.verbs`)
 OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
+_LONGEST = 300  # characters of a mistake that are shown
 _SETTING = re.compile(r"[+~]*[A-Za-z_][\w.@-]*=")  # how one begins; a path with a slash before its first = is none
 
 
@@ -127,9 +128,16 @@ def _load(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors are one line, as the command's others are."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {printable(message[:_LONGEST])}; `{self.prog} --help` says what it takes\n")
+
+
 def parser(program: str, description: str, verbs: Sequence[Verb]) -> argparse.ArgumentParser:
     """The argparse parser of a table."""
-    top = argparse.ArgumentParser(prog=program, description=description)
+    top = _Parser(prog=program, description=description)
     choices = top.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
         sub = choices.add_parser(
@@ -165,7 +173,7 @@ def run_command(
     given = vars(known)
     verb = {verb.name: verb for verb in verbs}[given.pop("verb")]
     if unknown := [each for each in others if each.startswith("-") or verb.name not in with_settings]:
-        parse.error(f"unrecognized arguments: {' '.join(unknown)}")
+        _Parser(prog=f"{program} {verb.name}").error(f"unrecognized arguments: {' '.join(unknown)}")
     if settings := [*settings, *others]:  # what is not one is refused with the settings
         given[OVERRIDES] = [*settings, *given.get(OVERRIDES, ())]
     return run_with_outcome(f"{name} {verb.name}", lambda: verb.run(given))
