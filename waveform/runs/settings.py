@@ -326,7 +326,8 @@ def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(content)))
     except OmegaConfBaseException as error:
-        raise UserError(f"{section}.{error.full_key}: {_reason(error)}") from error
+        name = f"{section}.{error.full_key or ''}".rstrip(".")  # of a section within it, OmegaConf does not say which
+        raise UserError(f"{name}: {_reason(error)}") from error
 
 
 def to_yaml(config: dict[str, Any]) -> str:
