@@ -314,8 +314,8 @@ VERBS = (
         "measure training, memory, sampling and data preparation, each against this machine's limit",
         "waveform.verbs.bench:bench",
         (
-            Argument("--model", "default: every registered model", dest="models", nargs="+", metavar="NAME"),
-            Argument("--preset", "default: small speech_paper", dest="presets", nargs="+", metavar="NAME"),
+            Argument("--models", "default: every registered model", nargs="+", metavar="NAME"),
+            Argument("--presets", "default: small speech_paper", nargs="+", metavar="NAME"),
             common.setting(
                 "--batch-size", "train.batch_size", "rows in training (default: 1 on a CPU, 32 on a GPU)", metavar="B"
             ),

@@ -140,7 +140,7 @@ def test_a_run_of_before_a_setting_existed_is_resumed(
     assert "normalise" not in read_config(tmp_path / "run")["data"]
     line = mistake([*train, "data.normalise=clip"])
     assert "began with other data: data.normalise was none and is clip" in line
-    assert "data.quantiser (was 'mu_law', is 'linear')" in mistake([*train, "data.quantiser=linear"])
+    assert 'data.quantiser (was "mu_law", is "linear")' in mistake([*train, "data.quantiser=linear"])
     cli(*train, "train.max_steps=4")
 
 

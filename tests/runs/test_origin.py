@@ -131,17 +131,17 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(other: Path, spee
 def test_what_does_not_fit_is_refused(go_on: GoOn, other: Path, speech: Path, tmp_path: Path) -> None:
     run, data, named = tmp_path / "run", other, ["--from", speech / "run"]
     line = mistake(["train", data, run, *named, "model.d_model=16", "model.norm=post"])
-    assert "model.d_model (was 8, is 16); model.norm (was 'pre', is 'post')" in line
+    assert 'model.d_model (was 8, is 16); model.norm (was "pre", is "post")' in line
     line = mistake(["train", data, run, *named, "model=wavenet"])
-    assert "do not fit this model: model.name (was 'compressive_transformer', is 'wavenet'); leave" in line
+    assert 'do not fit this model: model.name (was "compressive_transformer", is "wavenet"); leave' in line
     assert "--from names; give both" in mistake(["train", data, run, "--from-optimiser"])
     assert "no such run folder" in mistake(["train", data, run, "--from", tmp_path / "nosuch"])
     assert not run.exists()
     go_on(run)
     line = mistake(["train", data, run, *named, "--from-optimiser", *_SCHEDULE])
-    assert "optimiser (was False, is True)" in line
+    assert "optimiser (was false, is true)" in line
     line = mistake(["train", data, run, "--from", tmp_path, *_SCHEDULE])
-    assert f"run (was '{speech / 'run'}', is '{tmp_path}')" in line
+    assert f'run (was "{speech / "run"}", is "{tmp_path}")' in line
     assert "did not begin from another one" in mistake(["train", speech / "data", speech / "run", *named])
 
 
@@ -184,7 +184,7 @@ def test_audio_does_not_go_on_from_text_nor_text_from_audio(
     cli("prepare", tmp_path / "voices", tmp_path / "labelled", *labels)
     for data in (other, tmp_path / "labelled"):
         line = mistake(["train", data, tmp_path / "run", "--from", text / "run"])
-        assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
+        assert "was trained on different tokens" in line and 'kind (was "text", is "audio")' in line
         assert "labels" not in line
     line = mistake(["train", text / "data", tmp_path / "t", "--from", speech / "run"])
     assert "is a run of the kind audio, not on text; name one on text, or begin without --from" in line

@@ -200,14 +200,14 @@ def test_a_run_goes_on_with_the_labels_that_it_has(place: Path, tmp_path: Path) 
     cli(*go_on)
     assert find_saved(tmp_path / "same").config["dataset"]["labels"] == list(SPEAKERS)
     refused = mistake([*go_on[:2], tmp_path / "other", *go_on[3:], "data.labels=none"])
-    assert "dataset.labels (was ['ann', 'bob b.', 'ümit'], is []); begin without --from" in refused
+    assert 'dataset.labels (was ["ann", "bob b.", "ümit"], is []); begin without --from' in refused
 
 
 def test_a_run_without_labels_goes_on_with_some(place: Path, tmp_path: Path) -> None:
     """It begins as it was, whatever the label, and learns how they differ."""
     go_on = ["train", place / "data", tmp_path / "new", "--from", place / "plain"]
     refused = mistake([*go_on, "--from-optimiser"])
-    assert "(was [], is ['ann', 'bob b.', 'ümit']); begin without --from or --from-optimiser" in refused
+    assert '(was [], is ["ann", "bob b.", "ümit"]); begin without --from or --from-optimiser' in refused
     audio, rate_hz = soundfile.read(place / "audio" / "test" / "ann" / "a.wav")
 
     def by_label(name: str) -> list[float]:

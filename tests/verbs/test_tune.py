@@ -200,8 +200,8 @@ MISTAKES: list[tuple[str, str | None, str]] = [
     ("P/audio", None, "is not a search but contains other files"),
     ("P/done --budget 2s", None, "--budget (was 1.0, is 2.0)"),
     ("P/done model.d_model=32", None, "model.d_model (was 16, is 32)"),
-    ("P/done model=compressive_transformer", None, "model.name (was 'transformer_xl', is 'compressive_transformer')"),
-    ("P/done", "train.lr: {low: 1e-4, high: 1e-3}", "space.train.lr.low (was None, is 0.0001). Give another folder"),
+    ("P/done model=compressive_transformer", None, 'model.name (was "transformer_xl", is "compressive_transformer")'),
+    ("P/done", "train.lr: {low: 1e-4, high: 1e-3}", "space.train.lr.low (was null, is 0.0001). Give another folder"),
     ("P/done --seed 1", None, "--seed (was 0, is 1)"),
 ]
 

@@ -16,6 +16,7 @@ import copy
 import dataclasses
 import difflib
 import functools
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -339,7 +340,7 @@ def _short(value: Any) -> str:
     """A value in a message; of a list that is long, its beginning."""
     if isinstance(value, list) and len(value) > _LONGEST_LIST:
         return f"{value[:_LONGEST_LIST]} and {len(value) - _LONGEST_LIST} more"
-    return repr(value)
+    return json.dumps(value, ensure_ascii=False, default=repr)  # null and true rather than None and True
 
 
 def differing_keys(old: dict[str, Any], new: dict[str, Any], *, prefix: str = "") -> list[str]:

@@ -33,7 +33,7 @@ from waveform.system.progress import Progress
 
 PRESETS = ("small", "speech_paper")
 _BATCH_SIZE = {"cpu": 1, "cuda": 32}
-_OPTIONS = {"model": "--model", "preset": "--preset", "train.device": "--device"}  # not settings of a measurement
+_OPTIONS = {"model": "--models", "preset": "--presets", "train.device": "--device"}  # not settings of a measurement
 
 
 def bench(
@@ -80,7 +80,7 @@ def bench(
         )
         for num_channels in (1, 2) if audio_minutes
     ]  # fmt: skip
-    options = {"--device": chosen, "--model": models, "--preset": presets,
+    options = {"--device": chosen, "--models": models, "--presets": presets,
                "--audio-minutes": audio_minutes, "--json": json_file, "--config-dir": config_dir}  # fmt: skip
     content: dict[str, Any] = {
         "command": _command_line(options, overrides),
