@@ -125,6 +125,7 @@ VERBS = (
             CONFIG_DIR,
             overrides("preset=smoke train.max_steps=500"),
         ),
+        continues=True,
     ),
     Verb(
         "sweep",

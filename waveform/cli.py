@@ -60,6 +60,7 @@ RUN_VERBS = (
             common.CONFIG_DIR,
         ),
         epilog=_TRAIN_EPILOG,
+        continues=True,
     ),
     Verb(
         "tune",
@@ -84,6 +85,7 @@ RUN_VERBS = (
             ),
             common.CONFIG_DIR,
         ),
+        continues=True,
     ),
     Verb(
         "evaluate",
@@ -208,6 +210,7 @@ RUN_VERBS = (
             common.overrides("preset=demo train.max_seconds=600"),
             common.CONFIG_DIR,
         ),
+        continues=True,
     ),
     Verb(
         "analyse",
@@ -294,6 +297,7 @@ VERBS = (
             common.CONFIG_DIR,
         ),
         computes=False,
+        continues=True,
     ),
     *RUN_VERBS,
     Verb(
@@ -334,6 +338,7 @@ VERBS = (
             path("--out", "default: waveform-demo", dest="out_dir", metavar="DIR"),
             common.overrides("train.max_seconds=10"),
         ),
+        continues=True,
     ),
 )
 

@@ -13,7 +13,6 @@ from recipes.studies.report import Figures
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.rules import check_rules, whole_number
-from waveform.system.signals import Interrupted
 
 Run = tuple[str, int]  # a setting, by its label, and a seed
 _LAST_WORDS = 3  # lines of a failed child's output that are shown
@@ -69,10 +68,8 @@ class Children:
         pool = ThreadPoolExecutor(self._jobs)
         try:
             return dict(zip(runs, pool.map(finish, runs), strict=True))
-        except BaseException as error:
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in tuple(self._running):
                 child.terminate()
-            if isinstance(error, Interrupted):
-                raise Interrupted(error.number, "the same command continues the study") from error
             raise

@@ -77,7 +77,7 @@ def test_a_stopped_race_continues(data: Path, tmp_path: Path, capsys: Capsys, mo
     updates = interrupt_training(monkeypatch, at=2)
     monkeypatch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
     assert main(command) == 130
-    assert "stopped by SIGINT; all runs are saved; the same command continues" in capsys.readouterr().err
+    assert "race: stopped by SIGINT; the same command continues\n" in capsys.readouterr().err
     assert main(command) == 0 and len(updates) == 6
     assert "one seed" in capsys.readouterr().out
 

@@ -125,7 +125,7 @@ def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patched:
         interrupt_training(patched, at=5)
         assert main(command) == 130
-    assert capsys.readouterr().err.endswith("stopped by SIGINT; the same command continues the search\n")
+    assert capsys.readouterr().err.endswith("stopped by SIGINT; the same command continues\n")
     saved = checkpoint.newest(out_dir / "trial-000")
     assert saved is not None and 0 < saved.progress.seconds < 0.4
 
@@ -133,7 +133,7 @@ def test_an_interrupted_search_goes_on(place: Path, tmp_path: Path, monkeypatch:
         patched.setattr(search, "score", Mock(side_effect=Interrupted(signal.SIGTERM)))
         assert main(command) == 143
     err = capsys.readouterr().err
-    assert f"resumed at step {saved.step}" in err and "the same command continues the search" in err
+    assert f"resumed at step {saved.step}" in err and "the same command continues" in err
     trained = checkpoint.newest(out_dir / "trial-000")
     assert trained is not None and trained.step > saved.step and 0.4 <= trained.progress.seconds < 1.4
 

@@ -19,15 +19,17 @@ _SMALLER = (
 )
 
 
-def run_with_outcome(name: str, run: Callable[[], int]) -> int:
+def run_with_outcome(name: str, run: Callable[[], int], *, continues: bool = False) -> int:
     """Run a verb; returns the exit code, with one line on stderr if it is not 0.
 
     0, or what `run` returns; 2 for a user's mistake, which includes a full disk and too little RAM; 1 for other
     trouble, like a failing disk; 128 + the signal's number if one stopped it (129: its terminal was closed, 130:
-    Ctrl-C, 143: SIGTERM). name: of the command and its verb, with which the line begins.
+    Ctrl-C, 143: SIGTERM). name: of the command and its verb, with which the line begins. continues: whether the same
+    command goes on where a signal stopped it.
     """
+    stopped = partial(_stopped, name, "the same command continues" if continues else "")
     try:
-        with signals_interrupt(partial(_stopped, name)), limited_to_ram():
+        with signals_interrupt(stopped), limited_to_ram():
             code = run()
             sys.stdout.flush()
             return code
@@ -48,9 +50,9 @@ def run_with_outcome(name: str, run: Callable[[], int]) -> int:
     except SystemError as error:  # what numba makes of a signal as it calls a compiled function
         if not isinstance(error.__cause__, Interrupted):
             raise
-        return _stopped(name, error.__cause__)
+        return stopped(error.__cause__)
     except Interrupted as interrupted:
-        return _stopped(name, interrupted)
+        return stopped(interrupted)
 
 
 def _reader_is_gone() -> bool:
@@ -65,8 +67,8 @@ def _reader_is_gone() -> bool:
     return bool(gone)
 
 
-def _stopped(name: str, interrupted: Interrupted) -> int:
+def _stopped(name: str, note: str, interrupted: Interrupted) -> int:
     """Say in one line which signal stopped the command; returns the exit code."""
     by = signal.Signals(interrupted.number).name
-    say(f"{name}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note])), sys.stderr)
+    say(f"{name}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note or note])), sys.stderr)
     return 128 + interrupted.number

@@ -58,6 +58,7 @@ class Verb:
     arguments: Sequence[Argument]
     epilog: str | None = None
     computes: bool = True  # trains or runs a model, for which the CPU is set up first
+    continues: bool = False  # the same command goes on where a signal stopped it
 
     def run(self, values: Mapping[str, Any]) -> int:
         """Call the function with the arguments that were given; print a result that is text; returns the exit code."""
@@ -176,4 +177,4 @@ def run_command(
         _Parser(prog=f"{program} {verb.name}").error(f"unrecognized arguments: {' '.join(unknown)}")
     if settings := [*settings, *others]:  # what is not one is refused with the settings
         given[OVERRIDES] = [*settings, *given.get(OVERRIDES, ())]
-    return run_with_outcome(f"{name} {verb.name}", lambda: verb.run(given))
+    return run_with_outcome(f"{name} {verb.name}", lambda: verb.run(given), continues=verb.continues)

@@ -113,11 +113,9 @@ def _require_own(out_dir: Path) -> None:
 
 @contextmanager
 def _explained(out_dir: Path, *, shared: bool) -> Iterator[None]:
-    """Explain in one line why a search ends early: a study that cannot be read or written, or a signal."""
+    """Explain in one line why a study cannot be read or written."""
     try:
         yield
-    except Interrupted as interrupted:
-        raise Interrupted(interrupted.number, "the same command continues the search") from None
     except (SQLAlchemyError, StorageInternalError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         if shared:

@@ -1,6 +1,5 @@
 """`waveform demo`: everything on bundled speech, in minutes: prepare, train three models, compare, sample, plot."""
 
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,8 +58,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
 
     run_dirs, bundled = list(runs), [name for name in bundled_names() if name.startswith("speech-en")]  # of this voice
     say("2/5 training three models for equal time, in turn")
-    then = f"`{shlex.join(['waveform', 'demo', '--out', str(out_dir), *overrides])}` continues from here"
-    train_all(out_dir / "data", runs, show_progress=show_progress, if_stopped=then)
+    train_all(out_dir / "data", runs, show_progress=show_progress)
 
     say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
     heard = (ALONE, *bundled)

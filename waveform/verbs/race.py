@@ -88,8 +88,7 @@ def race(
     domain.compose(last)  # refuses a seed that is too large
     for seed in seeds:
         runs = {out_dir / f"{model}-{seed}": [*settings[model], f"seed={seed}"] for model in models}
-        then = "all runs are saved; the same command continues"
-        train_all(data, runs, config_dir=config_dir, show_progress=show_progress, if_stopped=then)
+        train_all(data, runs, config_dir=config_dir, show_progress=show_progress)
         data = Path(read_config(next(iter(runs)))["dataset"]["path"])  # what was prepared serves for the next seed
     if os.environ.get("RANK", "0") != "0":
         return None

@@ -54,19 +54,18 @@ def train_all(
     *,
     config_dir: Path | str | None = None,
     show_progress: bool = True,
-    if_stopped: str,
 ) -> None:
     """Train several runs on `source` in turn, in slices of seconds; resumes what is there.
 
     runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is prepared if it
-    is for a setting; if one run's loss stops being finite, the others lose 30 s at most. Raises Interrupted, which says
-    `if_stopped`, if a signal asks to stop, even if too late to stop training.
+    is for a setting; if one run's loss stops being finite, the others lose 30 s at most. Raises Interrupted if a signal
+    asks to stop, even if too late to stop training.
     """
     requests = [_request(source, *run, config_dir=config_dir) for run in runs.items()]
     with _opened(domain_of(source), requests, show_progress=show_progress) as trainers:
         results = train_in_turn({run_dir.name: trainer for run_dir, trainer in zip(runs, trainers, strict=True)})
     if asked_by := next((result.asked_by for result in results if result.asked_by), 0):
-        raise Interrupted(asked_by, if_stopped)
+        raise Interrupted(asked_by)
 
 
 def _request(
