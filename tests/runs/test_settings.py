@@ -8,6 +8,7 @@ from pytest import MonkeyPatch
 
 from recipes.text import compose_config as compose_text
 from tests.recipes.corpus_files import write_folder
+from waveform.runs.settings import differing_keys
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 
@@ -82,3 +83,9 @@ def test_presets_that_do_not_fit_are_refused(text: str, message: str, tmp_path: 
     write_folder(tmp_path, {"preset/mine.yaml": text, "preset/old.yaml": old})
     with pytest.raises(UserError, match="^" + message.replace("[", r"\[").replace("{", r"\{")):
         compose_config(["preset=mine", "model=wavenet"], config_dir=tmp_path)
+
+
+def test_values_that_differ_are_shown_as_users_write_them() -> None:
+    (line,) = differing_keys({"a": {"b": [None] * 21}}, {"a": {"b": True}})
+    assert line == f"a.b (was [{', '.join(['null'] * 20)}] and 1 more, is true)"
+    assert differing_keys({"name": "x", "c": 1}, {"name": "y"}) == ['name (was "x", is "y")']

@@ -339,7 +339,7 @@ def to_yaml(config: dict[str, Any]) -> str:
 def _short(value: Any) -> str:
     """A value in a message; of a list that is long, its beginning."""
     if isinstance(value, list) and len(value) > _LONGEST_LIST:
-        return f"{value[:_LONGEST_LIST]} and {len(value) - _LONGEST_LIST} more"
+        return f"{_short(value[:_LONGEST_LIST])} and {len(value) - _LONGEST_LIST} more"
     return json.dumps(value, ensure_ascii=False, default=repr)  # null and true rather than None and True
 
 
