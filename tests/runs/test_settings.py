@@ -34,7 +34,9 @@ def test_a_model_counts_over_all_and_a_preset_over_what_it_inherits(tmp_path: Pa
 def test_order_of_recipes_models_and_studies(tmp_path: Path) -> None:
     mine = """
         train: {lr: 1, beta2: 0.1, chunk: 16, batch_size: 1, log_every: 1, keep_checkpoints: 1}
-        models: {lstm: {train: {beta2: 0.2, chunk: 32, batch_size: 2, log_every: 2, keep_checkpoints: 2}}}
+        models:
+          lstm: {train: {beta2: 0.2, chunk: 32, batch_size: 2, log_every: 2, keep_checkpoints: 2}}
+          wavenet: {}
         recipes:
           ptb:
             train: {chunk: 48, batch_size: 3, log_every: 3, keep_checkpoints: 3}
@@ -49,7 +51,7 @@ def test_order_of_recipes_models_and_studies(tmp_path: Path) -> None:
 
     assert found("ptb", "lstm") == [1, 0.2, 48, 4, 5, 6]
     assert found("text8", "lstm") == [1, 0.2, 32, 2, 5, 6]
-    assert found("ptb", "wavenet") == [1, 0.1, 48, 3, 5, 5]  # of which no preset of text has sizes
+    assert found("ptb", "wavenet") == [1, 0.1, 48, 3, 5, 5]
 
 
 def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
