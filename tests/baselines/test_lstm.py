@@ -111,7 +111,7 @@ def test_presets_match_the_compressive_transformer(compose: Any, preset: str, vo
         with torch.device("meta"):
             return num_parameters(model_from(compose([f"preset={preset}", f"model={model}"]) | {"dataset": dataset}))
 
-    others = ["lstm", "transformer_xl", *(["wavenet"] if compose is _enwik8 else [])]  # that of audio is tuned by itself
+    others = ["lstm", "transformer_xl", *(["wavenet"] if compose is _enwik8 else [])]  # on audio it has its own
     assert list(map(size, others)) == pytest.approx([size("compressive_transformer")] * len(others), rel=share)
 
 

@@ -57,8 +57,8 @@ def hub(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]
     for part in ("tree", "revision"):
         (about / part).mkdir(parents=True)
     entries = [{"type": "file", "path": path.name, "size": path.stat().st_size, "oid": "0"} for path in files.iterdir()]
-    (about / "tree" / _COMMIT).write_text(json.dumps(entries))
     for revision in ("main", _COMMIT):
+        (about / "tree" / revision).write_text(json.dumps(entries))
         (about / "revision" / revision).write_text(json.dumps({"id": "o/n", "sha": _COMMIT}))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Hub, directory=served))
     Thread(target=server.serve_forever, daemon=True).start()

@@ -1,5 +1,6 @@
 """Imports torchaudio for the other audio modules, and says what to do if it does not load."""
 
+from importlib.metadata import requires
 from types import ModuleType
 
 from waveform.system.errors import UserError
@@ -17,8 +18,8 @@ def import_torchaudio() -> ModuleType:
         import torchaudio.transforms
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        versions = " ".join(f'"{each}"' for each in requires("waveform") or () if each.startswith("torch"))
         raise UserError(
-            f"torchaudio cannot be imported ({reason}); install torch and torchaudio together: "
-            'pip install "torch>=2.11,<2.15" "torchaudio>=2.11"'
+            f"torchaudio cannot be imported ({reason}); install torch and torchaudio together: pip install {versions}"
         ) from error
     return torchaudio
