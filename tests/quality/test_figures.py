@@ -1,12 +1,18 @@
 """Figures of quality: pitch, level, Frechet distance and intervals against what they must be for made-up audio."""
 
+from pathlib import Path
+from threading import Thread
+
+import librosa
 import numpy as np
 import pytest
 from scipy import stats
 
+from waveform.audio import pitch
 from waveform.audio.pitch import level_db, pitch_hz
 from waveform.quality.clip import Clip, measure_clip
 from waveform.quality.figures import figures_of, frechet_by_chance, frechet_distance, jackknife
+from waveform.system.locks import locked
 
 RATE_HZ = 24_000
 
@@ -46,6 +52,19 @@ def test_noise_and_silence_have_no_pitch() -> None:
     assert np.isnan(pitch_hz(noise(), sample_rate_hz=RATE_HZ)).all()
     assert np.isnan(pitch_hz(np.zeros(RATE_HZ), sample_rate_hz=RATE_HZ)).all()
     assert np.isnan(pitch_hz(1e-4 * voice(200), sample_rate_hz=RATE_HZ)).all()
+
+
+def test_one_process_at_a_time_compiles_librosa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once left code on disk that ended every later process by a signal."""
+    calls: list[object] = []
+    monkeypatch.setattr(librosa, "pyin", lambda samples, **options: calls.append(options))
+    compiling = Thread(target=pitch._pyin.__wrapped__)
+    with locked(Path(librosa.__file__).parent, refusal="other tests compile it", patience_s=200):
+        compiling.start()
+        compiling.join(0.2)
+        assert not calls
+    compiling.join(200)
+    assert len(calls) == 1
 
 
 def test_level_is_that_below_full_scale() -> None:

@@ -1,7 +1,14 @@
 """Pitch and loudness of mono audio, frame by frame: what `waveform/quality` compares samples and real clips by."""
 
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
 import librosa
 import numpy as np
+
+from waveform.system.locks import locked
 
 _FRAME_S = 0.04
 _PITCH_FRAME_S = 0.08
@@ -33,13 +40,21 @@ def pitch_hz(samples: np.ndarray, *, sample_rate_hz: int) -> np.ndarray:
     loud = _frame_level_db(samples, size=size, hop=hop) >= FLOOR_DB
     if not loud.any():
         return np.full(len(loud), np.nan)
-    pitch, _, probability = librosa.pyin(
-        np.asarray(samples, dtype=np.float64),
-        fmin=_LOWEST_HZ,
-        fmax=_HIGHEST_HZ,
-        sr=sample_rate_hz,
-        frame_length=size,
-        hop_length=hop,
-        center=False,
+    pitch, _, probability = _pyin()(
+        np.asarray(samples, dtype=np.float64), sr=sample_rate_hz, frame_length=size, hop_length=hop
     )
     return np.where(loud & (probability >= _VOICED), pitch, np.nan)
+
+
+@cache
+def _pyin() -> Callable[..., Any]:
+    """librosa's pYIN, compiled.
+
+    Its code is kept on disk, and numba mixes up what two processes write there at once: then a signal ends every later
+    process that reads it. So they compile, or read, one after another.
+    """
+    refusal = "another process has been compiling librosa's code for ten minutes; end it, or wait"
+    with locked(Path(librosa.__file__).parent, refusal=refusal, patience_s=600):
+        pyin = partial(librosa.pyin, fmin=_LOWEST_HZ, fmax=_HIGHEST_HZ, center=False)  # which imports, and compiles
+        pyin(np.zeros(4096), frame_length=2048)
+    return pyin

@@ -17,15 +17,15 @@ _POLL_S = 0.01
 
 
 @contextmanager
-def locked(path: Path, *, refusal: str) -> Iterator[int]:
+def locked(path: Path, *, refusal: str, patience_s: float = _PATIENCE_S) -> Iterator[int]:
     """Hold the lock of a folder, or of a file, which is made if it does not exist; yields its descriptor.
 
     The system releases the lock when this process ends, however it ends. Raises UserError with the text `refusal` if
-    another process holds it.
+    another process holds it for longer than `patience_s`.
     """
     with explain_write_errors(path):
         descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     try:
         while True:
             try:
