@@ -21,6 +21,7 @@ import msgspec
 import optuna
 from optuna import Study, Trial, TrialPruned
 from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
@@ -167,36 +168,45 @@ class _Search:
         first_run = replace(self.request, run_dir=self._run_dir(0))  # what is prepared for it serves for all
         self._data = self.domain.open_data(first_run, self.base, world=self.world)
         self._valid = self._data.open_split("valid")
-        self._study = self._opened()
-        searched = ", ".join(map(short, self.space.dimensions))
-        self._say(f"searching {searched} in {self.config.trials} trials of {self.config.budget} of training each")
-        while (trial := self._next()) is not None:
-            drawn = self.space.draw(trial)
-            self._say(f"trial {trial.number} ({trial.number + 1} of {self.config.trials}): {shown(drawn)}")
-            self._run_trial(trial, drawn)
-        entries = [self._entry(trial) for trial in self._study.get_trials(states=tuple(_STATES))]
+        with self._storage() as storage:
+            self._study = self._begun(storage)
+            searched = ", ".join(map(short, self.space.dimensions))
+            self._say(f"searching {searched} in {self.config.trials} trials of {self.config.budget} of training each")
+            while (trial := self._next()) is not None:
+                drawn = self.space.draw(trial)
+                self._say(f"trial {trial.number} ({trial.number + 1} of {self.config.trials}): {shown(drawn)}")
+                self._run_trial(trial, drawn)
+            entries = [self._entry(trial) for trial in self._study.get_trials(states=tuple(_STATES))]
         entries.sort(key=lambda entry: (list(_STATES.values()).index(entry["state"]), entry["nats_per_token"] or 0))
         return entries, self._data.folder
 
-    def _opened(self) -> Study:
-        """Open the study, or begin it. Raises UserError if it is one of other settings or other data."""
+    @contextmanager
+    def _storage(self) -> Iterator[RDBStorage]:
+        """The database of the study, whose connections are closed in the end."""
         own = URL.create("sqlite", database=str((self.out_dir / STUDY_FILE).absolute())).render_as_string()
+        begin = partial(RDBStorage, self.config.storage or own)
+        try:
+            storage = begin()
+        except SQLAlchemyError:
+            time.sleep(_PATIENCE_S)  # another machine may be making the tables at this moment
+            storage = begin()
+        except ImportError as error:
+            raise UserError("--storage needs a database driver that is not installed") from error
+        try:
+            yield storage
+        finally:
+            storage.engine.dispose()
+
+    def _begun(self, storage: RDBStorage) -> Study:
+        """Open the study, or begin it. Raises UserError if it is one of other settings or other data."""
         fewest, most = _UNPRUNED
         num_unpruned = min(max(self.config.trials // 3, fewest), most)
-        begin = partial(
-            optuna.create_study,
-            storage=self.config.storage or own,
+        study = optuna.create_study(
+            storage=storage,
             study_name="tune",
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(num_unpruned, n_warmup_steps=_FIRST_PRUNED),
         )
-        try:
-            study = begin()
-        except SQLAlchemyError:
-            time.sleep(_PATIENCE_S)  # another machine may be making the tables at this moment
-            study = begin()
-        except ImportError as error:
-            raise UserError("--storage needs a database driver that is not installed") from error
         base = self.domain.compose(replace(self.request, overrides=self._settings({})))
         checksums = {split: self._data.open_split(split).checksum for split in ("train", "valid")}
         if self._data.labels:
