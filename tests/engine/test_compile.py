@@ -48,8 +48,10 @@ def trained(tokens: TokenSet, **train: Any) -> tuple[Tensor, dict[str, Tensor]]:
     return sums, learner.module.state_dict()
 
 
-# Torch hides this warning of its own, but not where warnings are errors.
-_TORCHS_OWN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+# Warnings of torch about itself: the first it would hide if warnings were not errors.
+_TORCHS_OWN = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf", "ignore:Guards may run slower on Python 3.13.0"
+)
 
 
 @pytest.mark.slow
@@ -76,6 +78,7 @@ def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(tokens: TokenSe
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # of torch 2.13 as its compiler loads
 def test_without_a_compiler_it_is_refused(tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
     why_no_compiler.cache_clear()
