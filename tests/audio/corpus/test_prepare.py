@@ -324,10 +324,10 @@ _GOOD = None  # in place of a file's content
             {"train/b.wav": b"", "valid/b.wav": b"", "test/b.wav": b"no audio"},
             r"no usable audio in .*: test/b.wav: not readable as audio .*; train/.*: it is empty",
         ),
-        ({"a.wav": _GOOD}, r"would be empty: 1 file, .*; add files, .*or sort the files into folders train/, valid/"),
+        ({"a.wav": _GOOD}, r"would be empty: 1 file, .*; add files, or sort them into folders train/, valid/"),
         (
             {"train/b.wav": _GOOD, "valid/b.wav": _GOOD, "test/b.wav": b"no audio"},
-            r"test would be empty: 2 files, divided by the folders train/, .*; add files",
+            r"test would be empty: 2 files, divided by .*; add files, .*; refused: test/b.wav: not readable as audio",
         ),
     ],
 )

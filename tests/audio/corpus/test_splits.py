@@ -21,6 +21,7 @@ from waveform.system.errors import UserError
 _NAMES = st.text("abcé ", min_size=1, max_size=6)
 _PATHS = st.lists(st.builds("{}/{}/{}.wav".format, _NAMES, _NAMES, _NAMES), min_size=1, max_size=40, unique=True)
 _SHARES = st.floats(0.01, 0.45)
+_RANK = {split: rank for rank, split in enumerate(SPLITS)}
 _LAYOUTS = st.sampled_from(["", "train/test", "train/valid/test"])
 
 
@@ -31,21 +32,30 @@ def test_known_positions_never_change() -> None:
 
 
 @given(_PATHS, _PATHS, st.sampled_from(["file", "folder"]), _LAYOUTS, _SHARES, _SHARES)
-def test_splits_are_disjoint_and_added_files_move_none(
+def test_splits_are_disjoint_and_nothing_that_trained_is_scored_later(
     paths: list[str], added: list[str], by: str, layout: str, valid: float, test: float
 ) -> None:
     config = SplitConfig(by, valid, test)
     before = divide(paths, config, layout=layout).splits
     after = divide({*added, *paths}, config, layout=layout).splits
-    assert before.items() <= after.items()
-    # The shares alone determine the bounds between splits.
-    for path in {*added, *paths}:
-        top, *_ = path.split("/")
+    assert all(_RANK[after[path]] <= _RANK[before[path]] for path in before)
+    # The shares alone determine the bounds between splits, except that the lowest keys are held out if no others are.
+    position = {path: position_of(path if by == "file" else path.split("/")[0]) for path in {*added, *paths}}
+    tested = {each for each in position.values() if each < test} or {min(position.values())}
+    rest = {*position.values()} - tested
+    validated = {each for each in rest if each < test + valid} or {min(rest, default=0)}
+    for path, each in position.items():
         if layout:
-            assert path in after if top in layout.split("/") else path not in after
+            assert path in after if path.split("/")[0] in layout.split("/") else path not in after
         else:
-            position = position_of(path if by == "file" else top)
-            assert after[path] == ("test" if position < test else "valid" if position < test + valid else "train")
+            assert after[path] == ("test" if each in tested else "valid" if each in validated else "train")
+
+
+def test_a_few_files_are_divided() -> None:
+    few = divide(["j.wav", "i.wav", "n.wav"], SplitConfig()).splits  # at 0.950, 0.989 and 0.932
+    assert few == {"n.wav": "test", "j.wav": "valid", "i.wav": "train"}
+    more = divide(["j.wav", "i.wav", "n.wav", "q.wav", "r.wav"], SplitConfig()).splits  # at 0.004 and 0.071
+    assert more == {"q.wav": "test", "r.wav": "valid"} | dict.fromkeys(few, "train")
 
 
 @given(
@@ -105,6 +115,7 @@ def test_bad_settings_are_named(tmp_path: Path, config: SplitConfig, message: st
     ("config", "layout", "paths", "message"),
     [
         (SplitConfig(), "", ["a.wav"], "would be empty: 1 file, divided by hash of each file's name: valid 0.05, test"),
+        (SplitConfig(), "", "ab", "; to cut a long recording into several: ffmpeg -i LONG -f segment"),
         (SplitConfig("folder"), "", ["wav/a.wav", "wav/b.wav"], "2 files, divided by hash of each folder's name"),
         (SplitConfig(), "train/test", ["train/a.wav"], "valid is 0.05 of train by hash of each file's name; add"),
         (SplitConfig(), "train/valid/test", ["train/a.wav", "test/b.wav"], "valid would be empty: 2 files, divided by"),

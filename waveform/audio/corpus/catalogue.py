@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import yaml
 
-from waveform.audio.corpus.splits import Division, SplitConfig, divide_in_order, split_by_hash
+from waveform.audio.corpus.splits import Division, SplitConfig, divide_by_hash, divide_in_order
 from waveform.system.errors import UserError
 
 
@@ -113,7 +113,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         rule: dict[str, str | float] = {"corpus": self.name}
         if isinstance(self.split, str):
             shares = {"valid": config.valid, "test": config.test}
-            splits = {path: split_by_hash(self.label_of(path) or path, **shares) for path in members}
+            splits = divide_by_hash({path: self.label_of(path) or path for path in members}, **shares)
             rule |= {"split.valid": config.valid, "split.test": config.test}
             thing = "file" if self.labels is None else "speaker"
             said = f"by hash of each {thing}: valid {config.valid:g}, test {config.test:g}"

@@ -115,10 +115,10 @@ def prepare(
             old, wanted, config, audio_dir=audio_dir, data_dir=data_dir, executor=executor, show=show_progress
         )
         usable = {path: record for path, record in records.items() if "refused" not in record}
+        refused = _first_reasons({path: record["refused"] for path, record in records.items() if "refused" in record})
         if not usable:
-            reasons = {path: record["refused"] for path, record in records.items()}
-            raise UserError(f"no usable audio in {audio_dir}: {_first_reasons(reasons)}")
-        require_all_splits(division, usable)
+            raise UserError(f"no usable audio in {audio_dir}: {refused}")
+        require_all_splits(division, usable, refused=refused)
         dataset = Dataset(
             folder=data_dir,
             vocab_size=NUM_CLASSES,

@@ -1,7 +1,9 @@
 """Decides which files train, validate and test, by a hash of the path or by the user's folders: after the scan.
 
-The hash (BLAKE2b of the path relative to the audio folder) gives each file, or each folder, a fixed position in 0..1,
-so adding files moves no other file to another split. Whole files or folders are split, never windows.
+The hash (BLAKE2b of the path relative to the audio folder) gives each file, or each folder, a fixed position in 0..1:
+the lowest test, the next validate, at least one each. Files that are added can move others only towards training (of
+few, the one that tested alone), so nothing that a model was trained on is scored later. Whole files or folders are
+split, never windows.
 
 Corpora whose figures are published were divided by others: by their own lists (waveform/audio/corpus/catalogue), or in
 natural order. Adding a file there could move others, so a data set divided in order takes no new ones.
@@ -30,9 +32,10 @@ class SplitConfig:
     # "file": each file separately; "folder": all files of a top-level folder (a speaker, a book) stay together;
     # "order": the first files, in natural order of their paths (2 before 10), train, then come valid and test
     by: Annotated[str, one_of("file", "folder", "order")] = "file"
-    # share of the files (or folders) held out for validation; with train/ and test/ but no valid/: of those in train/
+    # share of the files (or folders) held out for validation, at least one; with train/ and test/ but no valid/: of
+    # those in train/
     valid: Annotated[float, _SHARE] = 0.05
-    # share of the files (or folders) held out for the final test
+    # share of the files (or folders) held out for the final test, at least one
     test: Annotated[float, _SHARE] = 0.05
 
 
@@ -74,22 +77,19 @@ def divide(paths: Iterable[str], config: SplitConfig, *, layout: str = "") -> Di
         said = f"by the folders train/ and test/; valid is {config.valid:g} of train {by_hash}"
     else:
         said = "by the folders train/, valid/ and test/"
-    splits = {path: split for path in paths if (split := _split_of(path, config, layout))}
-    return Division(splits, rule, said, layout)
-
-
-def _split_of(path: str, config: SplitConfig, layout: str) -> str | None:
-    """Return the split of a file, by its relative path; None for a file outside the layout's folders."""
-    *folders, _ = path.split("/")
-    if layout:
-        if not folders or folders[0] not in layout.split("/"):
-            return None
-        if folders[0] == "test" or layout == "train/valid/test":
-            return folders[0]
+    splits, keys = {}, {}
     depth = 2 if layout else 1  # in a layout, the speakers are the folders inside train/
-    key = "/".join(folders[:depth]) if config.by == "folder" and len(folders) >= depth else path
+    for path in paths:
+        *folders, _ = path.split("/")
+        if layout and (not folders or folders[0] not in layout.split("/")):
+            continue
+        if layout and (folders[0] == "test" or layout == "train/valid/test"):
+            splits[path] = folders[0]
+        else:
+            keys[path] = "/".join(folders[:depth]) if config.by == "folder" and len(folders) >= depth else path
     # In a layout, no file is taken for the test set by its hash.
-    return split_by_hash(key, valid=config.valid, test=0 if layout else config.test)
+    splits |= divide_by_hash(keys, valid=config.valid, test=0 if layout else config.test)
+    return Division(splits, rule, said, layout)
 
 
 def position_of(key: str) -> float:
@@ -97,12 +97,16 @@ def position_of(key: str) -> float:
     return int.from_bytes(hashlib.blake2b(os.fsencode(key), digest_size=8).digest(), "big") / 2**64
 
 
-def split_by_hash(key: str, *, valid: float, test: float) -> str:
-    """Return the split of all files of one key: a path, a folder or a speaker."""
-    position = position_of(key)
-    if position < test:
-        return "test"
-    return "valid" if position < test + valid else "train"
+def divide_by_hash(keys: Mapping[str, str], *, valid: float, test: float) -> dict[str, str]:
+    """Return the split of each path by the position of its key: the path, a folder or a speaker.
+
+    valid, test: shares, of at least one key each; 0 takes none.
+    """
+    position = {key: position_of(key) for key in keys.values()}
+    num_test = max(sum(each < test for each in position.values()), test > 0)
+    num_held_out = max(sum(each < test + valid for each in position.values()), num_test + 1)
+    rank = {key: index for index, key in enumerate(sorted(position, key=position.__getitem__))}
+    return {path: SPLITS[2 - (rank[key] >= num_test) - (rank[key] >= num_held_out)] for path, key in keys.items()}
 
 
 def divide_in_order(paths: Iterable[str], config: SplitConfig) -> Division:
@@ -122,13 +126,15 @@ def _natural(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
 
 
-def require_all_splits(division: Division, paths: Collection[str]) -> None:
-    """Raise UserError if a split would hold none of `paths`."""
+def require_all_splits(division: Division, paths: Collection[str], *, refused: str = "") -> None:
+    """Raise UserError if a split would hold none of `paths`. refused: which files could not be read, and why."""
     present = {division.splits.get(path) for path in paths}
     empty = " and ".join(split for split in SPLITS if split not in present)
     if empty:
-        files = counted(len(paths), "file")
+        higher = ", set data.split.valid and data.split.test higher" if division.rule.get("split.by") == "order" else ""
+        cut = "; to cut a long recording into several: ffmpeg -i LONG -f segment -segment_time 30 PIECES/%04d.wav"
         raise UserError(
-            f"{empty} would be empty: {files}, divided {division.said}; add files, set data.split.valid and "
-            "data.split.test higher in `waveform prepare`, or sort the files into folders train/, valid/ and test/"
+            f"{empty} would be empty: {counted(len(paths), 'file')}, divided {division.said}; add files{higher}, "
+            f"or sort them into folders train/, valid/ and test/{cut if len(paths) < len(SPLITS) else ''}"
+            f"{refused and f'; refused: {refused}'}"
         )
