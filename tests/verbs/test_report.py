@@ -133,6 +133,7 @@ def test_what_is_wrong_is_said_with_what_helps(drawn: np.ndarray, symptom: str |
         ("CT --num -1", "--num is -1"),
         ("CT --quality 2", "--quality is 2; it must be at least 3"),
         ("CT --seconds 0", "seconds is 0"),
+        ("CT --seconds 1e6", "--seconds is 1000000.0; it must be at most 3600"),
         ("CT --temperatures -1", "temperature is -1"),
         ("CT --temperatures 1 0.9 1", "--temperatures has 1 twice"),
         ("CT --tokens 0", "--tokens is 0"),

@@ -29,10 +29,11 @@ from waveform.speech.run import Run, check_amount, load
 from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
-from waveform.system.rules import NOT_NEGATIVE, check_rules, whole_number
+from waveform.system.rules import NOT_NEGATIVE, Rule, check_rules, whole_number
 
 REAL = "real speech"
 ALONE = "linear-prediction"  # of `listen`: what the predictors of the runs draw alone
+_SECONDS = Rule(lambda value: value <= 3600, "it must be at most 3600, as a page holds all of its sounds")
 _MOST_LABELS = 6  # of which a sound is drawn
 _GIVEN_S = 0.5  # of real speech that runs continue, at most a quarter of a sound
 _ONSET = 0.1  # share of a recording's peak at which speech has begun
@@ -49,7 +50,7 @@ class SoundContents(ReportContents):
     """What a report on runs on audio contains."""
 
     num: Annotated[int, NOT_NEGATIVE] = 2  # sounds of each run at each temperature, from nothing
-    seconds: float = 2.0  # length of each sound
+    seconds: Annotated[float, _SECONDS] = 2.0  # length of each sound
     real: Annotated[int, NOT_NEGATIVE] = 4  # recordings, whose beginnings every run continues; 0: none
     temperatures: Sequence[float] = (1.0, 0.9)  # the first one serves for continuations too
     seed: int = 0

@@ -15,6 +15,7 @@ from waveform.report_page.contents import Material, ReportContents
 from waveform.report_page.page import Page, require_each_once, require_page, settings_tables, write_page
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import ScoredRun, display_names
+from waveform.system.console import say
 from waveform.system.output import check_files, write_json
 from waveform.verbs.compare import entries_of, open_runs
 
@@ -65,7 +66,7 @@ def report(
                 scored.append(ScoredRun(run, result, domain.figures(run, tokens, result, options, metrics)))
         (entries,) = world.share([partial(entries_of, domain, scored)])  # times sampling, which must not be disturbed
         if world.shows:
-            print(domain.format_table(entries))
+            say(domain.format_table(entries))  # a reader that is gone must not cost the page
         names = display_names(entries)
         named = dict(zip(names, runs, strict=True))
         others = {f"{name} (--listen)" if name in named else name: run for name, run in others.items()}
