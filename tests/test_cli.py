@@ -273,12 +273,6 @@ def test_impossible_requests_are_refused_before_any_work(
     assert says in mistake(words(command, place, tmp_path))
 
 
-def test_audio_that_needs_settings_is_to_be_prepared_first(place: Path, tmp_path: Path) -> None:
-    write_tones(tmp_path / "few", num=4)
-    line = mistake(["evaluate", place / "wavenet", "--data", tmp_path / "few"])
-    assert "set data.split.valid and data.split.test higher in `waveform prepare`, or sort the files" in line
-
-
 def test_the_demo_compares_where_it_trained(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     def report(*_: object, device: str | None = None, **__: object) -> None:
         raise UserError(f"on {device}")
@@ -400,6 +394,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("prepare T/none T/d", ["no such folder", "none"]),
     ("train T/none T/r", ["no such folder", "none"]),
     ("train T/ T/r", ["it holds nothing"]),
+    ("train P/code/__init__.py T/r", ["__init__.py is a file; give a folder of audio"]),
     ("prepare P/code T/d", ["no audio"]),
     ("prepare P/audio T/d seed=3", ["seed=3 is for training; prepare reads the settings of data: leave it out"]),
     ("train P/data T/r preset=demo train.evaluate_every=3", ["no effect while train.evaluate_tokens is 0"]),

@@ -120,8 +120,8 @@ RUN_VERBS = (
             common.RUN_DIR,
             Argument(
                 "--out",
-                "folder for the WAV files; - writes one WAV to stdout, for example for `| aplay`",
-                metavar="DIR|-",
+                "folder for the WAV files, or one file; - writes one WAV to stdout, for example for `| aplay`",
+                metavar="DIR|FILE.wav|-",
             ),
             switch("--raw", "with --out -: 16-bit PCM without a WAV header"),
             switch("--play", "play it as it is drawn; needs waveform[play]"),

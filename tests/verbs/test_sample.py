@@ -77,11 +77,14 @@ def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
 ) -> None:
     real = read_audio(primer, sample_rate_hz=24_000) if options == ["--prime"] else np.zeros(0)
     command = ["sample", run_dir, "--seconds", 0.1, "--seed", 5, *options, *[primer] * ("--prime" in options)]
-    cli(*command, "--out", tmp_path)
-    made = read_audio(only_file(tmp_path), sample_rate_hz=24_000)
+    cli(*command, "--out", tmp_path / "folder")
+    cli(*command, "--out", tmp_path / "named" / "hello.wav")
+    file = only_file(tmp_path / "folder")
+    assert only_file(tmp_path / "named").read_bytes() == file.read_bytes()
+    made = read_audio(file, sample_rate_hz=24_000)
     assert len(made) == len(real) + 2400
     np.testing.assert_allclose(made[: len(real)], real, atol=1e-4)
-    expected = pcm_of(only_file(tmp_path))
+    expected = pcm_of(file)
     capsys.readouterr()
     with piped_stdout() as raw:
         cli(*command, "--out", "-", "--raw")
@@ -251,6 +254,7 @@ def test_what_cannot_be_heard_is_refused(run_dir: Path, tmp_path: Path) -> None:
     assert "give --out DIR" in mistake(sample)
     assert "take one sound, not 2" in mistake([*sample, "--out", "-", "--num", 2])
     assert "take one sound, not 2" in mistake([*sample, *files, "--play", "--num", 2])
+    assert "take one sound, not 2; give --out DIR" in mistake([*sample, "--out", tmp_path / "a.wav", "--num", 2])
     assert "--raw is for --out -" in mistake([*sample, *files, "--raw"])
     assert "seconds is inf" in mistake([*sample, *files, "--seconds", "inf"])
     many = mistake([*sample, *files, "--num", 10**12])  # before they are listed

@@ -26,13 +26,15 @@ Write = Callable[[np.ndarray], None]  # gets [num, n] samples, fp32 in -1..1: th
 class Output:
     """Where sound goes as it is drawn."""
 
-    out: Path | str | None = None  # folder for WAV files; "-": stdout
+    out: Path | str | None = None  # folder for WAV files, or the name of one file, *.wav; "-": stdout
     raw: bool = False  # on stdout, the samples without a WAV header
     play: bool = False  # through the sound device, besides `out`
 
     def __post_init__(self) -> None:
         if self.out is None and not self.play:
-            raise UserError("give --out DIR for WAV files, --out - to write sound to stdout, or --play to hear it")
+            raise UserError(
+                "give --out DIR or FILE.wav for WAV files, --out - to write sound to stdout, or --play to hear it"
+            )
         if self.raw and not self.is_piped:
             raise UserError("--raw is for --out -; WAV files have a header")
 
@@ -48,15 +50,21 @@ class Output:
 
     @property
     def folder(self) -> Path | None:
-        """The folder for WAV files; None: there are none."""
-        return None if self.out is None or self.is_piped else Path(self.out)
+        """The folder for WAV files; None: there is none."""
+        return None if self.out is None or self.is_piped or self.file is not None else Path(self.out)
+
+    @property
+    def file(self) -> Path | None:
+        """The one WAV file; None: there is a folder, or no file."""
+        path = Path(self.out or "")
+        return path if path.suffix == ".wav" and not path.is_dir() else None
 
     def require_possible(self, *, num: int) -> None:
         """Raises UserError, before any work is done, if `num` sounds cannot go there."""
         if self.folder is not None and is_dataset(self.folder):
             raise UserError(f"--out {self.folder} is a prepared data set; give another folder")
-        if self.is_live and num > 1:
-            raise UserError(f"--play and --out - take one sound, not {num}; give only --out DIR for several")
+        if (self.is_live or self.file is not None) and num > 1:
+            raise UserError(f"--play, --out - and --out FILE.wav take one sound, not {num}; give --out DIR for several")
         if self.is_piped and sys.stdout.isatty():
             raise UserError("--out - would print sound on the terminal; pipe it to a player, such as `| aplay`")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from waveform.audio.audio_format import differences, format_of
 from waveform.audio.corpus.labels import FOLDER, NONE, source_of
-from waveform.audio.corpus.prepare import DataConfig, prepare, prepared_with
+from waveform.audio.corpus.prepare import DataConfig, prepare, prepared_with, require_folder
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.demo_voices import demo_voices_dir
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
@@ -142,8 +142,7 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
         if show_progress:
             say(f"{run.given}: on the {split} recordings of the bundled {'voices' if run.labels else 'speech'}")
     data = Path(data)
-    if not data.exists():
-        raise UserError(f"no such folder: --data {data}")
+    require_folder(data)
     audio_format = format_of(run.config["dataset"]["modality"])
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
     # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.

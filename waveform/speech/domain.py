@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from waveform.audio.audio_format import differences, format_of
-from waveform.audio.corpus.prepare import DataConfig
+from waveform.audio.corpus.prepare import DataConfig, require_folder
 from waveform.audio.corpus.published import find_published, published_rows, require_same
 from waveform.audio.flac import flac_bytes
 from waveform.domain import Metrics, TokenDomain, TrainRequest
@@ -67,12 +67,12 @@ class Speech(TokenDomain):
         except UserError as error:
             if "unknown preset" not in str(error) or is_dataset(request.source):
                 raise
-            _require_folder(request.source)  # perhaps one of texts
+            require_folder(request.source)  # perhaps one of texts
             guess = f"{request.source} is not a prepared data set, so this takes it as a folder of audio"
             raise UserError(f"{error}; {guess}") from error
 
     def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
-        _require_folder(request.source)
+        require_folder(request.source)
         if is_dataset(request.source):
             refuse_other_data(request.source, config, request.overrides)
 
@@ -152,11 +152,6 @@ class Speech(TokenDomain):
             protocol = self.protocol(run.config["train"], options)
             require_same(corpus, run.given, run.config, tested_on=tested_on, protocol=protocol, split=options.split)
         return published_rows(corpus)
-
-
-def _require_folder(source: Path) -> None:
-    if not source.exists():
-        raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
 
 
 def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:

@@ -42,13 +42,13 @@ def sample(
 ) -> list[Path]:
     """Write `num` generated sounds into WAV files, or one to stdout, or play one, as drawn; returns the files' paths.
 
-    output: the folder, or an `Output`. With `prime`, an audio file, each sound begins with it and continues it for
-    `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and printed first.
-    With a `SampleConfig`, `sampling.label` is what they are samples of: with `each`, there are `num` of each label.
-    Files are named after model, step, seed, label and number; existing ones are never overwritten. Until all are done
-    they are named `.unfinished.wav`; the next call that makes the same ones replaces them. Under torchrun every process
-    calls this and draws a share of the same sounds. Raises UserError as `load`
-    does, for a label that the run does not know, and for a full disk.
+    output: the folder, one file (*.wav), or an `Output`. With `prime`, an audio file, each sound begins with it and
+    continues it for `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and
+    printed first. With a `SampleConfig`, `sampling.label` is what they are samples of: with `each`, there are `num` of
+    each label. Files in a folder are named after model, step, seed, label and number; existing ones are never
+    overwritten. Until all are done they are named `.unfinished.wav`; the next call that makes the same ones replaces
+    them. Under torchrun every process calls this and draws a share of the same sounds. Raises UserError as `load` does,
+    for a label that the run does not know, and for a full disk.
     """
     output = output if isinstance(output, Output) else Output(output)
     check_amount(num, seconds, endless=output.is_live)  # settings out of range must leave no empty files behind
@@ -67,7 +67,7 @@ def sample(
             print(_int8_cost(run), file=sys.stderr if output.is_piped else sys.stdout, flush=True)
         primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None
         name = f"{run.name}_step{run.step}_seed{sampling.seed}"
-        paths = []
+        paths = [] if output.file is None else [output.file]
         if output.folder is not None:
             numbered = [(name if label is None else f"{name}_{label}", i % num) for i, label in enumerate(labels)]
             paths = [output.folder / f"{beginning}_{i}.wav" for beginning, i in numbered]

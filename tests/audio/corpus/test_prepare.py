@@ -319,7 +319,11 @@ _GOOD = None  # in place of a file's content
     ("files", "message"),
     [
         ({}, "no audio in .*: it holds nothing; audio is aif, "),
-        ({"a.txt": b"", "b.txt": b""}, r"no audio in .*: it holds 2 other files \(2 .txt\)"),
+        (
+            {"a.txt": b"", "b.txt": b""},
+            r"no audio in .*: it holds 2 other files \(2 .txt\); .*; for text: python -m recipes",
+        ),
+        ({"a.m4a": b""}, r"it holds 1 other file \(1 .m4a\); audio is .*; for others: ffmpeg -i FILE FILE.flac"),
         (
             {"train/b.wav": b"", "valid/b.wav": b"", "test/b.wav": b"no audio"},
             r"no usable audio in .*: test/b.wav: not readable as audio .*; train/.*: it is empty",
@@ -353,8 +357,8 @@ def test_paths_that_cannot_be_used_are_explained(corpus_dir: Path, tmp_path: Pat
     links.mkdir()
     (links / "a.wav").symlink_to("nowhere")
     for audio_dir, data_dir, message in (
-        (tmp_path / "none", tmp_path / "data", "no such folder: .*none; give the folder"),
-        (file, tmp_path / "data", "no such folder: .*file; give the folder"),
+        (tmp_path / "none", tmp_path / "data", "no such folder: .*none; give a folder of audio"),
+        (file, tmp_path / "data", "file is a file; give a folder of audio"),
         (links, tmp_path / "data", r"no usable audio in .*: a.wav: no such file"),
         (corpus_dir, corpus_dir, "is the audio folder itself"),
         (corpus_dir, file, "file: a file has that name; choose another folder"),

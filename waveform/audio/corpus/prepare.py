@@ -84,8 +84,7 @@ def prepare(
     config = config or DataConfig()
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
     audio_format = config.audio_format
-    if not audio_dir.is_dir():
-        raise UserError(f"no such folder: {audio_dir}; give the folder that holds your audio files")
+    require_folder(audio_dir)
     if data_dir.resolve() == audio_dir.resolve():
         raise UserError(f"{data_dir} is the audio folder itself; give another folder for the prepared data")
     layout = find_layout(audio_dir, config.split)  # refuses bad settings before a long scan
@@ -171,8 +170,18 @@ def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
     if scan.refused:
         return f"no usable audio in {audio_dir}: {_first_reasons(scan.refused)}"
     held = others_of(scan.other) if scan.other else "nothing"
-    hint = "; for text: python -m recipes prepare folder" if scan.other[".txt"] else ""
+    hint = "; for others: ffmpeg -i FILE FILE.flac" if scan.other else ""
+    if scan.other[".txt"]:
+        hint = "; for text: python -m recipes prepare folder"
     return f"no audio in {audio_dir}: it holds {held}; audio is {suffixes}{hint}"
+
+
+def require_folder(source: Path) -> None:
+    """Raises UserError unless a folder is there."""
+    if not source.exists():
+        raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
+    if not source.is_dir():
+        raise UserError(f"{source} is a file; give a folder of audio or a prepared data set")
 
 
 def _first_reasons(refused: dict[str, str]) -> str:
