@@ -323,7 +323,7 @@ _GOOD = None  # in place of a file's content
             {"a.txt": b"", "b.txt": b""},
             r"no audio in .*: it holds 2 other files \(2 .txt\); .*; for text: python -m recipes",
         ),
-        ({"a.m4a": b""}, r"it holds 1 other file \(1 .m4a\); audio is .*; for others: ffmpeg -i FILE FILE.flac"),
+        ({"a.m4a": b""}, r"it holds 1 other file \(1 .m4a\); audio is .*; ffmpeg -i FILE FILE.flac converts others"),
         (
             {"train/b.wav": b"", "valid/b.wav": b"", "test/b.wav": b"no audio"},
             r"no usable audio in .*: test/b.wav: not readable as audio .*; train/.*: it is empty",

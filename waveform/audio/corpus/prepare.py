@@ -170,7 +170,7 @@ def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
     if scan.refused:
         return f"no usable audio in {audio_dir}: {_first_reasons(scan.refused)}"
     held = others_of(scan.other) if scan.other else "nothing"
-    hint = "; for others: ffmpeg -i FILE FILE.flac" if scan.other else ""
+    hint = "; ffmpeg -i FILE FILE.flac converts others" if scan.other else ""
     if scan.other[".txt"]:
         hint = "; for text: python -m recipes prepare folder"
     return f"no audio in {audio_dir}: it holds {held}; audio is {suffixes}{hint}"
