@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from recipes.corpora.documents import SPLITS, Document, Documents
@@ -19,8 +20,8 @@ def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     file = name if list(source.sizes) == [name] else source.find(recipe.name)
     if file is None:
         raise recipe.refuse(source, f"it contains no file {recipe.name!r}")
-    size = source.sizes[file]
     if config.check:
+        size = source.sizes[file]
         if size != recipe.size_bytes:
             raise recipe.refuse(source, f"{file} has {size:,} bytes")
         digest = hashlib.md5(usedforsecurity=False)
@@ -29,12 +30,31 @@ def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
         if digest.hexdigest() != recipe.md5:
             raise recipe.refuse(source, f"the MD5 of {file} is {digest.hexdigest()}")
     shares = CorpusConfig() if config.check else config
+    return {document.name: [document] for document in _cut(recipe, source, file, shares)}
+
+
+def _cut(recipe: Recipe, source: Source, file: str, shares: CorpusConfig, *, at_lines: bool = False) -> list[Document]:
+    """A document of each split, named after it: the beginning of a file trains, its end tests.
+
+    at_lines: each begins with a line, or in a text without lines at least with a character.
+    """
+    size = source.sizes[file]
     test = size - round(size * shares.test)
     valid = test - round(size * shares.valid)
+    if at_lines:
+        valid, test = _next_line(source, file, valid), _next_line(source, file, test)
     if not 0 < valid < test < size:
         raise recipe.refuse(source, f"{file} has {size:,} bytes, too few for three splits")
-    bounds = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
-    return {split: [Document(split, source, file, *bounds[split])] for split in SPLITS}
+    return [
+        Document(split, source, file, start, stop)
+        for split, start, stop in zip(SPLITS, (0, valid, test), (valid, test, size), strict=True)
+    ]
+
+
+def _next_line(source: Source, file: str, position: int) -> int:
+    """Where the first line begins after a position; if the next block has no new one, the first character of UTF-8."""
+    block = next(source.blocks(file, start=position), b"")
+    return position + (block.find(b"\n") + 1 or len(block) - len(block.lstrip(bytes(range(0x80, 0xC0)))))
 
 
 def split_files(names: Mapping[str, tuple[str, ...]]) -> Callable[[Recipe, Source, CorpusConfig], Documents]:
@@ -79,16 +99,21 @@ def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
 
 
 def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
-    """Any .txt files: by their own folders train, valid(ation) and test, or else split by file."""
+    """Any .txt files: by their own folders train, valid(ation) and test, or else split by file, or one or two cut."""
     found = _by_folder(source, lambda file: file.split("/")[0])
     if all(found.values()):
         return found
-    num_files = len(source.texts)
-    if num_files < 3:
-        raise UserError(
-            f"{source.path} contains {num_files} .txt files that are not empty; splitting by file needs at least 3"
-        )
-    return _by_share(source, config)
+    if found["train"] and found["test"]:
+        raise UserError(f"{source.path} has folders train and test, but no .txt files in one named valid; add them")
+    if not source.texts:
+        raise UserError(f"{source.path} has no .txt files that are not empty")
+    if len(source.texts) >= len(SPLITS):
+        return _by_share(source, config)
+    cut = [_cut(recipe, source, file, config, at_lines=True) for file in source.texts]
+    return {
+        split: [replace(part, name=f"{part.file}: {split}") for part in parts]
+        for split, *parts in zip(SPLITS, *cut, strict=True)
+    }
 
 
 def _by_folder(source: Source, folder_of: Callable[[str], str]) -> Documents:

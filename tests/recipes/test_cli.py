@@ -306,7 +306,7 @@ MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
     # A slice instead of the corpus, another corpus, and too few files
     ("prepare wikitext103 P/source/wikitext-103-v1.zip T/d", "not 103,227,021. Expected: wiki.train.tokens"),
     ("prepare ptb P/source/wikitext-103-v1.zip T/d", "ptb.train.txt"),
-    ("prepare folder P/source T/d", "at least 3"),
+    ("prepare folder P/source T/d", "has no .txt files that are not empty"),
     ("train T/x T/r", "give a folder of audio or a prepared data set"),
     ("train ptb P/data T/r preset=smoke", "a data set knows its recipe; leave out ptb, and name"),
     ("train enwik8 T/r", "no such folder: enwik8; give a prepared data set"),

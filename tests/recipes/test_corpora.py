@@ -196,6 +196,35 @@ def test_no_split_is_empty_with_one_large_file(tmp_path: Path) -> None:
     assert len(found["valid"]) == len(found["test"]) == 1
 
 
+def test_one_file_is_cut_at_lines_and_characters(tmp_path: Path) -> None:
+    verses = [
+        f"{number} Und Gott sprach: Es werde Licht! Und es ward Licht, schön und groß.\n" for number in range(100)
+    ]
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.txt").write_text("".join(verses))
+    (tmp_path / "lines" / "b.txt").write_text("ä" * 1001)
+    documents = open_corpus(find_recipe("folder"), open_source(tmp_path / "lines"), config=CorpusConfig())
+    a, b = ([b"".join(documents[split][i].blocks()).decode() for split in SPLITS] for i in (0, 1))
+    assert "".join(a) == "".join(verses) and all(part.endswith("\n") for part in a)
+    assert [part.count("\n") for part in a] == [91, 5, 4]
+    assert "".join(b) == "ä" * 1001 and [len(part) for part in b] == [901, 50, 50]
+    assert [document.name for document in documents["test"]] == ["a.txt: test", "b.txt: test"]
+    (alone,) = open_corpus(find_recipe("folder"), open_source(tmp_path / "lines" / "a.txt"), config=CorpusConfig())[
+        "valid"
+    ]
+    assert b"".join(alone.blocks()).decode() == a[1]
+    (tmp_path / "lines" / "a.txt").unlink()
+    (tmp_path / "lines" / "b.txt").write_text("a\nb")
+    with pytest.raises(UserError, match=r"b.txt has 3 bytes, too few for three splits"):
+        open_corpus(find_recipe("folder"), open_source(tmp_path / "lines"), config=CorpusConfig())
+
+
+def test_a_folder_without_validation_is_refused(tmp_path: Path) -> None:
+    source = write_folder(tmp_path, dict.fromkeys(("train/a.txt", "train/b.txt", "test/d.txt"), "some words"))
+    with pytest.raises(UserError, match=r"has folders train and test, but no \.txt files in one named valid; add them"):
+        files_of("folder", source)
+
+
 def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
     names = ("train/a.txt", "train/deep/b.txt", "validation/c.txt", "test/d.txt", "other/e.txt")
     assert files_of("folder", write_folder(tmp_path, dict.fromkeys(names, "some words"))) == {
