@@ -428,6 +428,10 @@ MISTAKES: list[tuple[str, list[str]]] = [
         f"train P/data P/wavenet {' '.join(settings('wavenet'))} train.lr=0.5",
         ["different configuration", "train.lr", "0.5"],
     ),
+    (
+        "train P/data P/wavenet preset=hour",
+        ['configuration: preset (was "small", is "hour"). Give another folder, or resume it'],
+    ),
     ("train P/data P/audio", ["contains other files"]),
     ("sample P/audio --out T/o", ["is not a run"]),
     ("evaluate P/wavenet --memory 5", ["no 'memory'"]),

@@ -137,6 +137,7 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     if (found := checkpoint.newest(run_dir)) is not None:
         check_recorded(run_dir, read_config(run_dir), found)
     causes = [key for key in different if not key.startswith("dataset.checksums")]  # which say only that data differs
+    causes = [key for key in causes if key.startswith("preset (")] or causes  # with a preset, many others differ
     raise UserError(
         f"{run_dir} contains a run with a different configuration: {'; '.join(causes)}. Give another folder, or "
         f"resume it with the settings in {run_dir / CONFIG_FILE}"
