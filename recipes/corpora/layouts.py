@@ -30,10 +30,12 @@ def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
         if digest.hexdigest() != recipe.md5:
             raise recipe.refuse(source, f"the MD5 of {file} is {digest.hexdigest()}")
     shares = CorpusConfig() if config.check else config
-    return {document.name: [document] for document in _cut(recipe, source, file, shares)}
+    return {split: [part] for split, part in _cut(recipe, source, file, shares).items()}
 
 
-def _cut(recipe: Recipe, source: Source, file: str, shares: CorpusConfig, *, at_lines: bool = False) -> list[Document]:
+def _cut(
+    recipe: Recipe, source: Source, file: str, shares: CorpusConfig, *, at_lines: bool = False
+) -> dict[str, Document]:
     """A document of each split, named after it: the beginning of a file trains, its end tests.
 
     at_lines: each begins with a line, or in a text without lines at least with a character.
@@ -45,10 +47,8 @@ def _cut(recipe: Recipe, source: Source, file: str, shares: CorpusConfig, *, at_
         valid, test = _next_line(source, file, valid), _next_line(source, file, test)
     if not 0 < valid < test < size:
         raise recipe.refuse(source, f"{file} has {size:,} bytes, too few for three splits")
-    return [
-        Document(split, source, file, start, stop)
-        for split, start, stop in zip(SPLITS, (0, valid, test), (valid, test, size), strict=True)
-    ]
+    bounds = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
+    return {split: Document(split, source, file, *bounds[split]) for split in SPLITS}
 
 
 def _next_line(source: Source, file: str, position: int) -> int:
@@ -103,17 +103,14 @@ def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Document
     found = _by_folder(source, lambda file: file.split("/")[0])
     if all(found.values()):
         return found
-    if found["train"] and found["test"]:
-        raise UserError(f"{source.path} has folders train and test, but no .txt files in one named valid; add them")
+    if len(lacking := [split for split in SPLITS if not found[split]]) == 1:
+        raise UserError(f"{source.path} has folders for the other splits, but no .txt files in {lacking[0]}/; add them")
     if not source.texts:
         raise UserError(f"{source.path} has no .txt files that are not empty")
     if len(source.texts) >= len(SPLITS):
         return _by_share(source, config)
     cut = [_cut(recipe, source, file, config, at_lines=True) for file in source.texts]
-    return {
-        split: [replace(part, name=f"{part.file}: {split}") for part in parts]
-        for split, *parts in zip(SPLITS, *cut, strict=True)
-    }
+    return {split: [replace(of[split], name=f"{of[split].file}: {split}") for of in cut] for split in SPLITS}
 
 
 def _by_folder(source: Source, folder_of: Callable[[str], str]) -> Documents:

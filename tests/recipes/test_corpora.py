@@ -219,9 +219,12 @@ def test_one_file_is_cut_at_lines_and_characters(tmp_path: Path) -> None:
         open_corpus(find_recipe("folder"), open_source(tmp_path / "lines"), config=CorpusConfig())
 
 
-def test_a_folder_without_validation_is_refused(tmp_path: Path) -> None:
-    source = write_folder(tmp_path, dict.fromkeys(("train/a.txt", "train/b.txt", "test/d.txt"), "some words"))
-    with pytest.raises(UserError, match=r"has folders train and test, but no \.txt files in one named valid; add them"):
+@pytest.mark.parametrize(("other", "lacking"), [("test", "valid"), ("validation", "test")])
+def test_a_folder_that_lacks_one_split_is_refused(other: str, lacking: str, tmp_path: Path) -> None:
+    source = write_folder(tmp_path, dict.fromkeys(("train/a.txt", "train/b.txt", f"{other}/d.txt"), "some words"))
+    with pytest.raises(
+        UserError, match=rf"has folders for the other splits, but no \.txt files in {lacking}/; add them"
+    ):
         files_of("folder", source)
 
 

@@ -2,7 +2,9 @@
 
 import base64
 import io
+import os
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from pytest import MonkeyPatch
 
 from tests.calling import Capsys, cli, figures_of, mistake, prepared_tones, settings
 from waveform.audio.audio_format import AudioFormat
+from waveform.cli import main
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 from waveform.speech.report import ALONE, _recordings, _symptoms
@@ -121,6 +124,15 @@ def test_what_is_wrong_is_said_with_what_helps(drawn: np.ndarray, symptom: str |
     found = _symptoms({"ct": drawn, ALONE: _SILENCE}, rate=_RATE_HZ)
     assert len(found) == (symptom is not None)
     assert symptom is None or found[0].startswith(symptom)
+
+
+def test_a_page_is_written_though_nobody_reads_the_table(place: Path, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    options = ["--out", tmp_path / "page.html", "--real", "0", "--num", "0"]
+    with os.fdopen(writing, "w", buffering=1) as pipe, redirect_stdout(pipe):
+        main(["report", *map(str, [place / "ct", *options])])
+    assert (tmp_path / "page.html").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

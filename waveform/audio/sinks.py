@@ -57,7 +57,7 @@ class Output:
     def file(self) -> Path | None:
         """The one WAV file; None: there is a folder, or no file."""
         path = Path(self.out or "")
-        return path if path.suffix == ".wav" and not path.is_dir() else None
+        return path if path.suffix.lower() == ".wav" and not path.is_dir() else None
 
     def require_possible(self, *, num: int) -> None:
         """Raises UserError, before any work is done, if `num` sounds cannot go there."""

@@ -263,6 +263,19 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def test_what_few_files_held_out_trains_once_others_are_held_out(tmp_path: Path) -> None:
+    for name in "jin":
+        write_audio(tmp_path / "audio" / f"{name}.wav", duration_s=0.02)
+    few = _prepare(tmp_path / "audio", tmp_path / "data")
+    assert [few.open_split(split).names for split in SPLITS] == [["i.wav"], ["j.wav"], ["n.wav"]]
+    for name in "qr":
+        write_audio(tmp_path / "audio" / f"{name}.wav", duration_s=0.02)
+    more = _prepare(tmp_path / "audio", tmp_path / "data")
+    assert [more.open_split(split).names for split in SPLITS] == [["i.wav", "j.wav", "n.wav"], ["r.wav"], ["q.wav"]]
+    fresh = _prepare(tmp_path / "audio", tmp_path / "fresh")
+    assert all(more.open_split(split).checksum == fresh.open_split(split).checksum for split in SPLITS)
+
+
 def test_other_split_settings_are_refused(tmp_path: Path) -> None:
     for index in range(30):
         write_audio(tmp_path / "audio" / f"{index % 5}" / f"{index}.wav", duration_s=0.02)

@@ -56,6 +56,7 @@ def test_a_few_files_are_divided() -> None:
     assert few == {"n.wav": "test", "j.wav": "valid", "i.wav": "train"}
     more = divide(["j.wav", "i.wav", "n.wav", "q.wav", "r.wav"], SplitConfig()).splits  # at 0.004 and 0.071
     assert more == {"q.wav": "test", "r.wav": "valid"} | dict.fromkeys(few, "train")
+    assert divide("bac", SplitConfig("order")).splits == {"a": "train", "b": "valid", "c": "test"}
 
 
 @given(
@@ -119,7 +120,7 @@ def test_bad_settings_are_named(tmp_path: Path, config: SplitConfig, message: st
         (SplitConfig("folder"), "", ["wav/a.wav", "wav/b.wav"], "2 files, divided by hash of each folder's name"),
         (SplitConfig(), "train/test", ["train/a.wav"], "valid is 0.05 of train by hash of each file's name; add"),
         (SplitConfig(), "train/valid/test", ["train/a.wav", "test/b.wav"], "valid would be empty: 2 files, divided by"),
-        (SplitConfig("order"), "", "abc", "valid would be empty: 3 files, divided in natural order: train, then valid"),
+        (SplitConfig("order"), "", "ab", "train would be empty: 2 files, divided in natural order: train, then valid"),
     ],
 )
 def test_an_empty_split_is_refused(config: SplitConfig, layout: str, paths: list[str], message: str) -> None:

@@ -1,9 +1,9 @@
 """Decides which files train, validate and test, by a hash of the path or by the user's folders: after the scan.
 
 The hash (BLAKE2b of the path relative to the audio folder) gives each file, or each folder, a fixed position in 0..1:
-the lowest test, the next validate, at least one each. Files that are added can move others only towards training (of
-few, the one that tested alone), so nothing that a model was trained on is scored later. Whole files or folders are
-split, never windows.
+the lowest test, the next validate, at least one each. If one was held out because there was no other, files that are
+added can move it from test to valid, and from valid to train, but none the other way: nothing that a model was trained
+on is scored later. Whole files or folders are split, never windows.
 
 Corpora whose figures are published were divided by others: by their own lists (waveform/audio/corpus/catalogue), or in
 natural order. Adding a file there could move others, so a data set divided in order takes no new ones.
@@ -110,10 +110,14 @@ def divide_by_hash(keys: Mapping[str, str], *, valid: float, test: float) -> dic
 
 
 def divide_in_order(paths: Iterable[str], config: SplitConfig) -> Division:
-    """Divide files in the natural order of their paths: of n, the first int((1 - valid - test) n) train, and so on."""
+    """Divide files in the natural order of their paths: of n, the first int((1 - valid - test) n) train, and so on.
+
+    At least one validates, and one tests.
+    """
     ordered = sorted(paths, key=_natural)
     # Rounded first, because 1 - 0.06 - 0.06 is a little less than 0.88.
     ends = [int(round(share * len(ordered), 6)) for share in (1 - config.valid - config.test, 1 - config.test)]
+    ends = [min(end, len(ordered) - least) for end, least in zip(ends, (2, 1), strict=True)]
     return Division(
         {path: SPLITS[(i >= ends[0]) + (i >= ends[1])] for i, path in enumerate(ordered)},
         {"split.by": "order", "split.valid": config.valid, "split.test": config.test, "files": len(ordered)},
@@ -131,10 +135,9 @@ def require_all_splits(division: Division, paths: Collection[str], *, refused: s
     present = {division.splits.get(path) for path in paths}
     empty = " and ".join(split for split in SPLITS if split not in present)
     if empty:
-        higher = ", set data.split.valid and data.split.test higher" if division.rule.get("split.by") == "order" else ""
         cut = "; to cut a long recording into several: ffmpeg -i LONG -f segment -segment_time 30 PIECES/%04d.wav"
         raise UserError(
-            f"{empty} would be empty: {counted(len(paths), 'file')}, divided {division.said}; add files{higher}, "
+            f"{empty} would be empty: {counted(len(paths), 'file')}, divided {division.said}; add files, "
             f"or sort them into folders train/, valid/ and test/{cut if len(paths) < len(SPLITS) else ''}"
             f"{refused and f'; refused: {refused}'}"
         )
