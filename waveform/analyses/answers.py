@@ -49,7 +49,7 @@ def attention_on_answers(
     seen: list[tuple[Tensor, Slots]] = []
 
     def see(layer: int, attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> None:
-        seen.append((attention.weights(attended, slots).cpu(), slots))
+        seen.append((attention.weights(attended.queries, attended.keys, slots).cpu(), slots))
 
     order = range(max(1, int(np.searchsorted(np.cumsum(tokens.lengths), max_tokens, side="right"))))
     with torch.inference_mode(), observe_attention(model, see):

@@ -86,7 +86,7 @@ def attention_by_head(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, sho
         visible_BTK = distance_BTK >= 0 if slots.visible is None else slots.visible[:, 0]
         distance_BTK = distance_BTK.clamp(min=0).float()
         bucket_BTK = (distance_BTK / width).long().clamp(max=num_buckets - 1)
-        weights_BHTK = attention.weights(attended, slots)
+        weights_BHTK = attention.weights(attended.queries, attended.keys, slots)
         index_BHn = bucket_BTK[:, None].expand_as(weights_BHTK).flatten(2)
         kinds = {ALL_TERMS: weights_BHTK}
         for letter, logits_BHTK in score_terms(attention, attended, slots).items():

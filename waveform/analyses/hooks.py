@@ -56,8 +56,8 @@ def attending(run: TrainedRun) -> CompressiveTransformer | str:
 def observe_attention(model: nn.Module, see: See) -> Iterator[None]:
     """While open, `see(layer, attention, output, slots)` is called at every relative attention.
 
-    What a fused attention does not keep is computed from these: `attention.weights(output, slots)` [B, H, T, K], or for
-    one block of queries at a time `attention.received_attention(output, slots)` [B, K].
+    What a fused attention does not keep is computed from these: `attention.weights(output.queries, output.keys, slots)`
+    [B, H, T, K], or for one block of queries at a time `attention.received_attention(output, slots)` [B, K].
     """
     modules = [module for module in model.modules() if isinstance(module, RelativeAttention)]
 

@@ -185,7 +185,7 @@ class RelativeAttention(nn.Module):
                 encoding=slots.slot_encoding.to(q_BHTd.dtype),
             )
         else:
-            mixed_BHTd = self.dropout(self._weights(q_BHTd, k_BHKd, slots)) @ v_BHKd
+            mixed_BHTd = self.dropout(self.weights(q_BHTd, k_BHKd, slots)) @ v_BHKd
         return AttentionOutput(self.output(mixed_BHTd.transpose(1, 2).flatten(2)), q_BHTd, k_BHKd, v_BHKd)
 
     def _fused_queries(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
@@ -210,21 +210,16 @@ class RelativeAttention(nn.Module):
         is_compressed = torch.arange(index_BHTK.shape[-1], device=index_BHTK.device) < slots.num_compressed
         return torch.where(is_compressed, logits[1], logits[0])
 
-    def _weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
-        """Attention weights [B, H, T, K], every score of which is written out."""
+    def weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
+        """All attention weights [B, H, T, K], which `fused` never holds at once."""
         logits_BHTK = self.content_logits(q_BHTd, k_BHKd) + self.position_logits(q_BHTd, slots)
         return softmax_of_visible(logits_BHTK * q_BHTd.shape[-1] ** -0.5, slots)
-
-    @torch.no_grad()
-    def weights(self, attended: AttentionOutput, slots: Slots) -> Tensor:
-        """All attention weights of a call, [B, H, T, K], which `fused` never holds at once."""
-        return self._weights(attended.queries, attended.keys, slots)
 
     @torch.no_grad()
     def received_attention(self, attended: AttentionOutput, slots: Slots) -> Tensor:
         """Weight that each slot received, summed over the queries and averaged over the heads: [B, K]."""
         if not self.is_fused:
-            return self.weights(attended, slots).mean(dim=1).sum(dim=1)
+            return self.weights(attended.queries, attended.keys, slots).mean(dim=1).sum(dim=1)
         scale = attended.queries.shape[-1] ** -0.5
         keys_BHEK = long_keys(attended.keys, slots.slot_encoding).transpose(-1, -2)
         received_BK = attended.keys.new_zeros(keys_BHEK.shape[0], keys_BHEK.shape[-1])
