@@ -52,26 +52,17 @@ def attending(run: TrainedRun) -> CompressiveTransformer | str:
     return "its layers have memories of different sizes" if run.model.config.is_mixed else run.model
 
 
-@contextmanager
-def observe_attention(model: nn.Module, see: See) -> Iterator[None]:
+def observe_attention(model: nn.Module, see: See) -> AbstractContextManager[None]:
     """While open, `see(layer, attention, output, slots)` is called at every relative attention.
 
     What a fused attention does not keep is computed from these: `attention.weights(output.queries, output.keys, slots)`
     [B, H, T, K], or for one block of queries at a time `attention.received_attention(output, slots)` [B, K].
     """
-    modules = [module for module in model.modules() if isinstance(module, RelativeAttention)]
 
     def hook(layer: int, module: RelativeAttention, inputs: Sequence[Any], output: AttentionOutput) -> None:
         see(layer, module, output, inputs[2])
 
-    for module in modules:
-        module.observed = True
-    try:
-        with _hooked(modules, hook):
-            yield
-    finally:
-        for module in modules:
-            module.observed = False
+    return _hooked([module for module in model.modules() if isinstance(module, RelativeAttention)], hook)
 
 
 def observe_compression_loss(model: nn.Module, see: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:

@@ -98,7 +98,6 @@ class RelativeAttention(nn.Module):
         self.num_position_features: int = num_position_features
         self.implementation, self.clamp_len = config.attention, config.clamp_len
         self.dropout = Dropout(config.attention_dropout)
-        self.observed = False  # whether a hook looks at what this module returns, so that it must be called
         self.query = Linear(d_model, d_model, bias=False)
         self.key = Linear(d_model, d_model, bias=False)
         self.value = Linear(d_model, d_model, bias=False)
