@@ -50,16 +50,11 @@ class Slots(NamedTuple):
         return (self.query_times[..., :, None] >= self.slot_times[..., None, :])[:, None]
 
 
-def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
-    """Angular frequencies w of the sinusoidal encoding, [P / 2] in fp64 (Vaswani et al. 2017, section 3.5)."""
-    half = torch.arange(num_position_features // 2, dtype=torch.float64, device=device)
-    return _BASE ** (-2.0 * half / num_position_features)
-
-
 def encode_times(times: Tensor, *, num_position_features: int, dtype: torch.dtype) -> Tensor:
     """times [...] -> R(t) = [sin(w t); cos(w t)] [..., P] of `dtype`, from angles never below fp32."""
     precise = torch.promote_types(dtype, torch.float32)
-    w = frequencies(num_position_features, device=fp64_device(times.device)).to(precise).to(times.device)
+    half = torch.arange(num_position_features // 2, dtype=torch.float64, device=fp64_device(times.device))
+    w = (_BASE ** (-2.0 * half / num_position_features)).to(precise).to(times.device)
     angles = times.to(precise)[..., None] * w
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
