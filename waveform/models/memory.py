@@ -71,8 +71,9 @@ def of_layers(
 
 def part_of(kind: LayerKind, state: CompressiveState) -> CompressiveState:
     """The state of these layers alone."""
-    slots, usage = of_layers(kind.config, state, kind.part)
-    return state._replace(window=state.window[:, kind.part], slots=slots, usage=usage)
+    part = slice(kind.layers.start, kind.layers.stop)
+    slots, usage = of_layers(kind.config, state, part)
+    return state._replace(window=state.window[:, part], slots=slots, usage=usage)
 
 
 def joined(parts: Sequence[CompressiveState], *, like: CompressiveState) -> CompressiveState:

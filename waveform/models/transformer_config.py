@@ -243,8 +243,3 @@ class LayerKind(NamedTuple):
 
     config: CompressiveTransformerConfig  # of such a layer, with one number for each size
     layers: range
-
-    @property
-    def part(self) -> slice:
-        """Of all layers."""
-        return slice(self.layers.start, self.layers.stop)
