@@ -20,7 +20,6 @@ from waveform.engine.interface import fp64_device
 from waveform.models.dropout import Dropout
 from waveform.system.linear import Linear, linear
 
-IMPLEMENTATIONS = ("fused", "reference")
 _BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
 VECTOR = 16  # floats; widths that compiled kernels can do are multiples of it
 _MIN_SCORES = 1 << 18  # of a call; below, torch is as fast as kernels

@@ -19,7 +19,6 @@ from waveform.system.errors import UserError
 from waveform.system.linear import linear
 from waveform.system.plugins import entry_points
 
-LOSSES = ("attention", "autoencode", "none")
 _GROUP = "waveform.compressions"
 
 

@@ -27,7 +27,6 @@ from waveform.engine.interface import fp64_device, map_state, to_device
 from waveform.engine.sound_classes import SoundClasses
 from waveform.system.linear import Linear
 
-KINDS = ("none", "linear")
 ORDER = 32  # P
 BLOCK = 32  # samples between fits
 FORGETTING = (0.98, 0.993, 0.998)  # what a sample's weight is multiplied with, each sample: K predictors

@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Annotated
 
 from waveform.engine.sound_classes import SoundClasses
-from waveform.models import linear_prediction
 from waveform.system.errors import UserError
 from waveform.system.rules import PART, check_rules, one_of, whole_number
 
@@ -22,7 +21,7 @@ class ModelConfig:
     vocab_size: Annotated[int, whole_number(1)]  # V; the input has one more id, begin-of-utterance
     _: KW_ONLY
     # none: as published; linear: the input and the head know what linear filters expect (models/linear_prediction.py)
-    prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
+    prediction: Annotated[str, one_of("none", "linear")] = "none"
     # With prediction=linear: coefficient i of a filter is multiplied by this to the power of i. A lower value widens
     # resonances, which a model sharpens when it goes on from its own samples; filters alone then predict a little worse
     prediction_widening: Annotated[float, PART] = 0.994

@@ -8,8 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
-from waveform.models.attention import IMPLEMENTATIONS
-from waveform.models.compression import LOSSES, compression_function
+from waveform.models.compression import compression_function
 from waveform.models.model_config import MAX_LAYERS, MAX_SLOTS, MAX_WIDTH, LargeVocabularyConfig, Width
 from waveform.system.errors import UserError
 from waveform.system.rules import BELOW_1, Rule, one_of, whole_number
@@ -44,7 +43,7 @@ class TransformerConfig(LargeVocabularyConfig):
     window: Annotated[int, whole_number(1, MAX_SLOTS)] = 768  # steps that attend to each other directly
     memory: SlotsOfLayers = 768  # slots, one step each; a list: one number for each layer
     norm: Annotated[str, one_of("pre", "post", "both")] = "pre"  # pre: more stable when deep; post: as published
-    attention: Annotated[str, one_of(*IMPLEMENTATIONS)] = "fused"  # fused | reference
+    attention: Annotated[str, one_of("fused", "reference")] = "fused"
     num_position_features: Annotated[int, _EVEN] = 64  # P, width of the sinusoidal encoding
     # Share of the layers, from the input, whose heads start with a preference for near steps (0, 1, 2, 4, ... back), so
     # that those above find what is in memory. 0: as published.
@@ -104,7 +103,7 @@ class CompressiveTransformerConfig(TransformerConfig):
     compressed: SlotsOfLayers = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
     compression_rate: Annotated[Any, _in_layers(1)] = 4
-    compression_loss: Annotated[str, one_of(*LOSSES)] = "attention"  # attention | autoencode | none
+    compression_loss: Annotated[str, one_of("attention", "autoencode", "none")] = "attention"
     # time: the centre of the steps covered; contiguous: unit steps behind memory; window: unit steps before the window
     compressed_position: Annotated[str, one_of("time", "contiguous", "window")] = "time"
     # mean: a convolution starts as mean pooling; random: as torch's layers start
