@@ -78,12 +78,7 @@ def _visible_flops(
 
 def forward_flops(model: SequenceModel, tokens: Tensor, state: State) -> int:
     """Return the FLOPs of one forward pass: tokens [B, T] through trunk, head and, with gradients, auxiliary losses."""
-
-    def forward() -> None:
-        step = model.forward(tokens, state)
-        model.head.nll(step.hidden, tokens)
-
-    return useful_flops(forward)
+    return useful_flops(lambda: model.head.nll(model.forward(tokens, state).hidden, tokens))
 
 
 def model_flops(model: SequenceModel, tokens: Tensor, state: State) -> int:
