@@ -44,7 +44,7 @@ class KernelTransformerDecoder(KernelDecoder):
         inputs, self._sound = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
         self._compressors = [_lay_out_compressor(layer) for layer in model.layers]  # kernels only have addresses
         convolutions = np.array([address(each) for each in self._compressors])
-        fields = {**weights, "convolutions": convolutions, **inputs, **memory._asdict(), **step}
+        fields = {**weights, "convolutions": convolutions, **inputs, **memory, **step}
         super().__init__(
             fields,
             read=(*weights.values(), *caches_read(model.kinds, memory)),

@@ -14,8 +14,8 @@ both of the largest, D model width, H heads, d = D / H head width, P position fe
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,62 +32,33 @@ SLOTS = 64  # of a block
 UNUSED = -1e30  # added to the logits of empty slots; finite, so that no arithmetic meets infinities
 
 
-class Rings(NamedTuple):
-    """The slots of every layer: first compressed ones, then those of steps."""
-
-    compressed: int  # C
-    steps: int  # M + W
-
-
-def rings(kinds: Sequence[LayerKind]) -> Rings:
-    """The rings that hold the largest memories of these kinds of layers."""
-    configs = [kind.config for kind in kinds]
-    most_steps = max(config.memory + config.window for config in configs)
-    return Rings(max(config.compressed for config in configs), most_steps)
-
-
-class Memory(NamedTuple):
-    """What is remembered of the streams."""
-
-    keys: np.ndarray
-    values: np.ndarray
-    key_scales: np.ndarray  # [L, B, H, blocks * 64]; 64 ones if keys and values are not quantised
-    value_scales: np.ndarray
-    history: np.ndarray  # [L, B, M + W, D'] inputs of each layer, for compression; ring by step
-    slot_encoding: np.ndarray  # [V, blocks, P, 64]: cosines, then sines
-    mask: np.ndarray  # [V, blocks * 64]: 0 or UNUSED
-    num_used: np.ndarray  # [V, blocks] slots in use
-    views: np.ndarray  # [L] the view of each layer
-    rotations: np.ndarray  # [W, P]: cosines, then sines, of the times in a window
-
-
 class Windows:
     """Sets, at the start of each window, which slots are in use and what their times are in it."""
 
-    def __init__(self, kinds: Sequence[LayerKind], memory: Memory) -> None:
-        self._memory, self._rings = memory, rings(kinds)
+    def __init__(self, kinds: Sequence[LayerKind], memory: Mapping[str, Any]) -> None:
+        self._memory = memory
         # By kind of layer; encodings are in the order of time
         self._kinds = [(config, _encode(slot_times(config), config)) for config, _ in kinds]
 
     def begin(self, num_steps: int) -> None:
         """Begin, or continue, the window in which step `num_steps` lies."""
         memory = self._memory
-        memory.mask[:] = UNUSED
+        memory["mask"][:] = UNUSED
         for view, (config, encoding) in enumerate(self._kinds):
-            slots, used = _ring_slots(config, self._rings, occupancy(config, torch.tensor([num_steps])), num_steps)
-            memory.slot_encoding[view].swapaxes(1, 2)[slots // SLOTS, slots % SLOTS] = encoding
-            memory.mask[view, used] = 0
-            memory.num_used[view] = np.bincount(used // SLOTS, minlength=memory.num_used.shape[1])
+            slots, used = _ring_slots(config, memory, occupancy(config, torch.tensor([num_steps])), num_steps)
+            memory["slot_encoding"][view].swapaxes(1, 2)[slots // SLOTS, slots % SLOTS] = encoding
+            memory["mask"][view, used] = 0
+            memory["num_used"][view] = np.bincount(used // SLOTS, minlength=memory["num_blocks"])
 
 
 def _ring_slots(
-    config: CompressiveTransformerConfig, of_all: Rings, now: Occupancy, num_steps: int
+    config: CompressiveTransformerConfig, memory: Mapping[str, Any], now: Occupancy, num_steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where [compressed; memory; window] of a layer lie: all of their slots, and those that hold something."""
     start, num_groups = num_steps - int(now.phase), int(now.evicted) * config.groups
     groups = np.arange(num_groups - config.compressed, num_groups) % max(config.compressed, 1)
     steps = np.arange(start - config.memory, start + config.window)
-    slots = np.concatenate([groups, of_all.compressed + steps % of_all.steps])
+    slots = np.concatenate([groups, memory["first_step_slot"] + steps % memory["step_ring"]])
     first_in_window = config.compressed + config.memory
     used_groups = slots[config.compressed - int(now.compressed) : config.compressed]
     used_steps = slots[first_in_window - int(now.memory) : first_in_window + int(now.phase)]
@@ -100,68 +71,76 @@ def _encode(times: Tensor, config: CompressiveTransformerConfig) -> np.ndarray:
     return torch.cat([cos, sin], dim=-1).float().numpy()
 
 
-def caches_read(kinds: Sequence[LayerKind], memory: Memory) -> list[np.ndarray]:
+def caches_read(kinds: Sequence[LayerKind], memory: Mapping[str, Any]) -> list[np.ndarray]:
     """The cached keys and values, as far as a step reads them when memories are full: other blocks are passed over."""
-    caches, read = [memory.keys, memory.values], []
-    if memory.keys.dtype == np.int8:
-        caches += [scales.reshape(*memory.keys.shape[:4], SLOTS) for scales in (memory.key_scales, memory.value_scales)]
+    caches, read = [memory["keys"], memory["values"]], []
+    if memory["quantised"]:
+        scales = memory["key_scales"], memory["value_scales"]
+        caches += [each.reshape(*memory["keys"].shape[:4], SLOTS) for each in scales]
     for config, layers in kinds:
         num_blocks = math.ceil(config.compressed / SLOTS) + math.ceil((config.memory + config.window) / SLOTS)
         read += [cache[i, :, :, :num_blocks] for cache in caches for i in layers]
     return read
 
 
-def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, int8: bool) -> Memory:
-    """The memory of a decoder that continues from `state`."""
-    config, batch_size, of_all = model.config, len(state.steps), rings(model.kinds)
-    heads, d_head = config.num_heads, config.d_model // config.num_heads
-    num_blocks, num_views = -(-sum(of_all) // SLOTS), len(model.kinds)
-    history_ring = of_all.steps if of_all.compressed else 0
-    views = np.zeros(config.num_layers, dtype=np.int64)
-    for view, alike in enumerate(model.kinds):
-        views[alike.layers] = view
-    caches, kind = (config.num_layers, batch_size, heads), np.int8 if int8 else np.float32
+def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, int8: bool) -> dict[str, Any]:
+    """What is remembered of the streams by a decoder that continues from `state`, and its sizes."""
+    config, kinds = model.config, model.kinds
+    compressed = max(kind.config.compressed for kind in kinds)
+    steps = max(kind.config.memory + kind.config.window for kind in kinds)
+    num_blocks, history_ring = -(-(compressed + steps) // SLOTS), steps if compressed else 0
+    num_rows, d_head = len(state.steps), config.d_model // config.num_heads
+    caches, kind = (config.num_layers, num_rows, config.num_heads), np.int8 if int8 else np.float32
     scales = (*caches, num_blocks * SLOTS) if int8 else (SLOTS,)
-    memory = Memory(
-        keys=np.zeros((*caches, num_blocks, d_head, SLOTS), dtype=kind),
-        values=np.zeros((*caches, num_blocks, SLOTS, padded(d_head)), dtype=kind),
-        key_scales=np.ones(scales, dtype=np.float32),
-        value_scales=np.ones(scales, dtype=np.float32),
-        history=zeros(config.num_layers, batch_size, history_ring, padded(config.d_model)),
-        slot_encoding=zeros(num_views, num_blocks, config.num_position_features, SLOTS),
-        mask=zeros(num_views, num_blocks * SLOTS),
-        num_used=np.zeros((num_views, num_blocks), dtype=np.int64),
-        views=views,
-        rotations=_encode(torch.arange(config.window, dtype=torch.float64), config),
-    )
-    for alike in model.kinds:
-        _write(memory, model, state, alike, of_all)
+    memory = {
+        "num_blocks": num_blocks,
+        "num_views": len(kinds),
+        "quantised": int8,
+        # The slots of every layer: first compressed ones, then those of steps
+        "first_step_slot": compressed,  # C
+        "step_ring": steps,  # M + W
+        "history_ring": history_ring,  # 0 without compressed memory
+        "keys": np.zeros((*caches, num_blocks, d_head, SLOTS), dtype=kind),
+        "values": np.zeros((*caches, num_blocks, SLOTS, padded(d_head)), dtype=kind),
+        # [L, B, H, blocks * 64]; 64 ones if keys and values are not quantised
+        "key_scales": np.ones(scales, dtype=np.float32),
+        "value_scales": np.ones(scales, dtype=np.float32),
+        # [L, B, M + W, D'] inputs of each layer, for compression; ring by step
+        "history": zeros(config.num_layers, num_rows, history_ring, padded(config.d_model)),
+        # [V, blocks, P, 64]: cosines, then sines
+        "slot_encoding": zeros(len(kinds), num_blocks, config.num_position_features, SLOTS),
+        "mask": zeros(len(kinds), num_blocks * SLOTS),  # 0 or UNUSED
+        "num_used": np.zeros((len(kinds), num_blocks), dtype=np.int64),  # slots in use
+        "views": np.repeat(np.arange(len(kinds)), [len(kind.layers) for kind in kinds]),  # [L] the view of each layer
+        # [W, P]: cosines, then sines, of the times in a window
+        "rotations": _encode(torch.arange(config.window, dtype=torch.float64), config),
+    }
+    for alike in kinds:
+        _write(memory, model, state, alike)
     return memory
 
 
-def _write(
-    memory: Memory, model: CompressiveTransformer, state: CompressiveState, alike: LayerKind, of_all: Rings
-) -> None:
+def _write(memory: Mapping[str, Any], model: CompressiveTransformer, state: CompressiveState, alike: LayerKind) -> None:
     """Keep what these layers' slots hold: keys and values, and the inputs that will be compressed."""
     config, now = alike.config, occupancy(alike.config, state.steps[:1])
     num_groups, num_steps = int(now.compressed), int(now.memory) + int(now.phase)
     if not num_groups + num_steps:
         return
-    _, used = _ring_slots(config, of_all, now, int(state.steps[0]))
+    _, used = _ring_slots(config, memory, now, int(state.steps[0]))
     first, end = config.compressed + config.memory - (num_groups + int(now.memory)), int(now.phase)
     for i in alike.layers:
         layer = model.layers[i]
         held = torch.cat([of_layers(config, state, i)[0][:, first:], state.window[:, i, :end]], dim=1).float()
-        if of_all.compressed:
-            in_ring = used[num_groups:] - of_all.compressed
-            memory.history[i][:, in_ring, : config.d_model] = held[:, num_groups:].numpy()
+        if memory["history_ring"]:
+            in_ring = used[num_groups:] - memory["first_step_slot"]
+            memory["history"][i][:, in_ring, : config.d_model] = held[:, num_groups:].numpy()
         for b, row in enumerate(held.split(1)):  # products of other sizes may round otherwise
-            keys, key_scales = _blocks(layer.projection(row, layer.attention.key)[0], used, memory.keys)
-            memory.keys[i, b] = keys.transpose(2, 3).numpy()
-            values, value_scales = _blocks(layer.projection(row, layer.attention.value)[0], used, memory.keys)
-            memory.values[i, b] = pad_last(values).numpy()
-            if memory.keys.dtype == np.int8:
-                memory.key_scales[i, b], memory.value_scales[i, b] = key_scales.numpy(), value_scales.numpy()
+            keys, key_scales = _blocks(layer.projection(row, layer.attention.key)[0], used, memory["keys"])
+            memory["keys"][i, b] = keys.transpose(2, 3).numpy()
+            values, value_scales = _blocks(layer.projection(row, layer.attention.value)[0], used, memory["keys"])
+            memory["values"][i, b] = pad_last(values).numpy()
+            if memory["quantised"]:
+                memory["key_scales"][i, b], memory["value_scales"][i, b] = key_scales.numpy(), value_scales.numpy()
 
 
 def _blocks(x: Tensor, slots: np.ndarray, cache: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from waveform.kernels.draw import drawing
 from waveform.kernels.product import GROUP
 from waveform.kernels.row_inputs import embed_rows, predict_logits
 from waveform.kernels.rows import copy, layer_norm
-from waveform.kernels.slots import SLOTS, Memory, rings
+from waveform.kernels.slots import SLOTS
 from waveform.kernels.threads import share, share_vectors, shared_out
 from waveform.kernels.vectors import F32, LANES, at, get_int64, padded, put
 from waveform.models.transformer_config import LayerKind
@@ -29,11 +29,11 @@ PHASES_PER_LAYER = _HEAD
 
 
 def lay_out_step(
-    kinds: Sequence[LayerKind], weights: Mapping[str, Any], memory: Memory, *, epsilon: float
+    kinds: Sequence[LayerKind], weights: Mapping[str, Any], memory: Mapping[str, Any], *, epsilon: float
 ) -> dict[str, Any]:
     """The sizes of a step, and arrays for its intermediate values; epsilon: of the norms."""
-    config, of_all = kinds[0].config, rings(kinds)  # of all but the sizes of memories
-    num_layers, rows, heads, num_blocks, d_head, _ = memory.keys.shape
+    config = kinds[0].config  # of all but the sizes of memories
+    num_layers, rows, heads, num_blocks, d_head, _ = memory["keys"].shape
     width, d_padded, num_parts = padded(config.d_model), padded(d_head), -(-num_blocks // PART)
     num_projected, num_inner = weights["projection"].num_outputs, weights["feed_in"].num_outputs
     num_logits = weights["head"].num_outputs
@@ -53,13 +53,7 @@ def lay_out_step(
         "num_inner": num_inner,  # F'
         "num_logits": num_logits,  # V', and those of linear prediction
         "num_classes": config.vocab_size,
-        "num_blocks": num_blocks,
-        "num_views": len(kinds),
         "num_parts": num_parts,
-        "history_ring": memory.history.shape[2],  # 0 without compressed memory
-        "quantised": memory.keys.dtype == np.int8,
-        "first_step_slot": of_all.compressed,
-        "step_ring": of_all.steps,
         "window": config.window,
         "epsilon": epsilon,
         "x": zeros(rows, width),  # the residual stream
