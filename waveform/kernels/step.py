@@ -24,8 +24,9 @@ from waveform.kernels.threads import share, share_vectors, shared_out
 from waveform.kernels.vectors import F32, LANES, at, get_int64, padded, put
 from waveform.models.transformer_config import LayerKind
 
-PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, CACHE_GROUPS = range(7)
-PHASES_PER_LAYER = _HEAD
+# int64: for a constant that is an int, numba would compile all that a call reaches once more
+PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, CACHE_GROUPS = np.arange(7)
+PHASES_PER_LAYER = 5  # the first
 
 
 def lay_out_step(
@@ -156,31 +157,6 @@ def _norm(gain, bias, layer, p):
 
 
 @kernel
-def _begin_layer(layer, num_steps, p):
-    """Before a layer's projection: remember its input, and norm it."""
-    if p.history_ring:
-        for b in range(p.num_rows):
-            copy(at(p.x, b * p.width), _history(layer, b, num_steps, p), p.width)
-    _norm(p.attention_gain, p.attention_bias, layer, p)
-
-
-@kernel
-def _between(phase, layer, num_steps, p):
-    """Run the small unshared work after a phase."""
-    if phase == PROJECT:
-        rotate(num_steps % p.window, p)
-    elif phase == _ATTEND:
-        combine(p)
-    elif phase == _OUTPUT:
-        _norm(p.feedforward_gain, p.feedforward_bias, layer, p)
-    elif phase == _FEED_OUT:
-        if layer + 1 < p.num_layers:
-            _begin_layer(layer + 1, num_steps, p)
-        else:
-            _norm(p.final_gain, p.final_bias, 0, p)
-
-
-@kernel
 def _step(tokens, step, sound, plan, kind):
     p = plan[0]
     slot = p.first_step_slot + step % p.step_ring
@@ -189,13 +165,20 @@ def _step(tokens, step, sound, plan, kind):
         put(p.num_used, block, get_int64(p.num_used, block) + 1)
         put(p.mask, view * p.num_blocks * SLOTS + slot, np.float32(0))
     embed_rows(tokens, sound, p)
-    _begin_layer(0, step, p)
-    for i in range(p.num_layers * PHASES_PER_LAYER + 1):
-        layer, phase = i // PHASES_PER_LAYER, i % PHASES_PER_LAYER
-        if layer == p.num_layers:
-            layer, phase = 0, _HEAD
-        _share_out(phase, layer, slot, plan, kind)
-        _between(phase, layer, step, p)
+    for layer in range(p.num_layers):
+        for b in range(p.num_rows if p.history_ring else 0):
+            copy(at(p.x, b * p.width), _history(layer, b, step, p), p.width)
+        _norm(p.attention_gain, p.attention_bias, layer, p)
+        _share_out(PROJECT, layer, slot, plan, kind)
+        rotate(step % p.window, p)
+        _share_out(_ATTEND, layer, slot, plan, kind)
+        combine(p)
+        _share_out(_OUTPUT, layer, slot, plan, kind)
+        _norm(p.feedforward_gain, p.feedforward_bias, layer, p)
+        _share_out(_FEED_IN, layer, slot, plan, kind)
+        _share_out(_FEED_OUT, layer, slot, plan, kind)
+    _norm(p.final_gain, p.final_bias, np.int64(0), p)
+    _share_out(_HEAD, np.int64(0), slot, plan, kind)
     predict_logits(sound, p)
 
 
@@ -213,4 +196,4 @@ def run(first_phase, tokens_or_layers, step_or_slot, draws, sound, plan, kind):
         _steps(tokens_or_layers, step_or_slot, draws, sound, plan, kind)
     else:
         for layer in tokens_or_layers:
-            _share_out(np.int64(CACHE_GROUPS), layer, step_or_slot, plan, kind)
+            _share_out(CACHE_GROUPS, layer, step_or_slot, plan, kind)
