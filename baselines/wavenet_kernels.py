@@ -152,12 +152,12 @@ def _lay_out_weights(model: WaveNet, *, int8: bool) -> dict[str, DenseWeights]:
     # A WaveNet of one layer has no residual, but the kernel needs an address.
     residual = [layer.weight for layer in residuals] or [torch.zeros(c, g)]
     skip = pad_last(model.skip.weight.unflatten(1, (num_layers, g))).flatten(1)
-    mix, softmax = model.head.mix, model.head.softmax
+    mix, head = model.head.mix, model.head.softmax.projection
     return {
         # [L, 2 G', K C']: vectors of tanh's and of sigmoid's half alternate; taps oldest first
         "convolution": DenseWeights(kernels, [alternate(conv.bias) for conv in convolutions], int8=int8),
         "residual": DenseWeights(residual, int8=int8),  # [L - 1, C', G']
         "skip": DenseWeights([skip], [model.skip.bias], int8=int8),  # [S', L G']
         "mix": DenseWeights([mix.weight], [mix.bias], int8=int8),  # [E', S']
-        "head": lay_out_head(softmax.projection, softmax, int8=int8),  # [V', E']
+        "head": lay_out_head(head, num_classes=config.vocab_size, int8=int8),  # [V', E']
     }

@@ -102,7 +102,7 @@ def _lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> dict[str, 
         "output": DenseWeights([_output(layer) for layer in layers], int8=int8),
         "feed_in": dense("feedforward_in"),
         "feed_out": dense("feedforward_out"),
-        "head": lay_out_head(cast(nn.Linear, model.head.projection), model.head, int8=int8),
+        "head": lay_out_head(cast(nn.Linear, model.head.projection), num_classes=model.config.vocab_size, int8=int8),
     }
 
 

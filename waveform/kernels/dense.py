@@ -30,10 +30,7 @@ class DenseWeights:
     vectors of outputs, then [..., K, 16], the vectors that are left over; then its scales and biases [N] float32.
     """
 
-    def __init__(
-        self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, *, int8: bool, padding: float = 0
-    ) -> None:
-        """padding: the value of outputs that are there only to fill a vector."""
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, *, int8: bool) -> None:
         stacked = pad_last(torch.stack([weight.detach().float() for weight in weights]))
         _, num_outputs, self.num_inputs = stacked.shape
         self.num_outputs = padded(num_outputs)
@@ -44,9 +41,8 @@ class DenseWeights:
         num_grouped = self.num_outputs // _WIDTH * _WIDTH
         groups = stacked[:, :num_grouped].unflatten(1, (-1, GROUP, LANES)).permute(0, 1, 4, 2, 3)
         others = stacked[:, num_grouped:].unflatten(1, (-1, LANES)).transpose(2, 3)
-        all_biases = torch.full_like(scales, padding)
-        all_biases[:, :num_outputs] = 0 if biases is None else torch.stack([bias.detach().float() for bias in biases])
-        parts = (torch.cat([groups.flatten(1), others.flatten(1)], dim=1), scales, all_biases)
+        given = torch.zeros_like(scales) if biases is None else torch.stack([bias.detach().float() for bias in biases])
+        parts = (torch.cat([groups.flatten(1), others.flatten(1)], dim=1), scales, pad_last(given))
         self.data = torch.cat([part.view(torch.uint8) for part in parts], dim=1).numpy()
 
     @property

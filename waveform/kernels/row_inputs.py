@@ -14,6 +14,7 @@ import numba
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from waveform.kernels.compiling import kernel
 from waveform.kernels.dense import DenseWeights, as_vectors
@@ -21,7 +22,6 @@ from waveform.kernels.density import add_density
 from waveform.kernels.prediction import ROW, advance, lay_out_rows
 from waveform.kernels.rows import add_rows, copy
 from waveform.kernels.vectors import LANES, at, doubles, fill, fma, get_int64, load, padded, put, store
-from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import HISTORY, NUM_FEATURES, NUM_HEAD_INPUTS, ORDER
 
 # What a decoder's row has besides its predictors, in the same record.
@@ -65,15 +65,14 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tupl
     return fields, rows
 
 
-def lay_out_head(projection: nn.Linear, head: nn.Module, *, int8: bool) -> DenseWeights:
+def lay_out_head(projection: nn.Linear, *, num_classes: int, int8: bool) -> DenseWeights:
     """A head's last layer: to logits, in whole vectors with -inf as padding; then to what makes a density, if any."""
-    weight, bias = projection.weight.detach(), projection.bias.detach()
-    if isinstance(head, PredictionHead):
-        num_padding = padded(head.num_classes) - head.num_classes
-        weights, biases = weight.split(head.num_classes), bias.split(head.num_classes)
-        weight = torch.cat([weights[0], weight.new_zeros(num_padding, weight.shape[1]), *weights[1:]])
-        bias = torch.cat([biases[0], bias.new_full((num_padding,), -torch.inf), *biases[1:]])
-    return DenseWeights([weight], [bias], int8=int8, padding=-math.inf)
+    weight, *of_density = projection.weight.split(num_classes)
+    bias, *biases_of_density = projection.bias.split(num_classes)
+    num_padding = padded(num_classes) - num_classes
+    weights = [F.pad(weight, (0, 0, 0, num_padding)), *of_density]
+    biases = [F.pad(bias, (0, num_padding), value=-math.inf), *biases_of_density]
+    return DenseWeights([torch.cat(weights)], [torch.cat(biases)], int8=int8)
 
 
 @kernel
