@@ -50,7 +50,7 @@ class Agents(Domain):
     ) -> Iterator[Trainer]:
         """Claim the run folder of `context` for a trainer, new or resumed; `config` gains the section `dataset`."""
         run_dir, world, num_rows = context.run_dir, context.world, train_config.batch_size
-        check_sizes(batch_size=num_rows, window=window_of(config), chunk=train_config.chunk, num_ranks=world.size)
+        check_sizes(train_config, window=window_of(config), num_ranks=world.size)
         environments = make_environments(config, rows=own_rows(num_rows, rank=world.rank, num_ranks=world.size))
         # What a run on data says of it, said of an environment.
         modality = {"kind": self.kind, "recipe": config["recipe"]}

@@ -18,8 +18,10 @@ from waveform.engine.sampler import SamplingConfig, read_prompt, sample
 from waveform.engine.single_pass import deal
 from waveform.engine.streams import TokenStream
 from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
 from waveform.models import registry
 from waveform.models.registry import build, model_names
+from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
@@ -80,7 +82,8 @@ def test_every_context_begins_with_the_label(token_set: MakeTokens) -> None:
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
 def test_every_begin_has_its_label(mode: str, token_set: MakeTokens) -> None:
     tokens = labelled(token_set)
-    stream = TokenStream(tokens, batch_size=2, window=4, chunk=8, mode=mode, seed=3)
+    config = TrainConfig(batch_size=2, chunk=8, state=mode, label_dropout=0.0)
+    stream = TokenStream(tokens, config, window=4, seed=3, world=World())
     every = 8 if mode == "chunk" else max(LENGTHS)
     read, expected = Counter(), Counter()
     while stream.epoch == 0:
@@ -108,9 +111,8 @@ def test_a_share_of_the_labels_is_dropped_as_the_seed_decides(mode: str, token_s
     tokens = labelled(token_set, [9] * 400, ["a"])
 
     def begins(num_ranks: int, rank: int) -> torch.Tensor:
-        places = {"batch_size": 4, "window": 4, "chunk": 12, "rank": rank, "num_ranks": num_ranks}
-        stream, other = (TokenStream(tokens, **places, mode=mode, seed=5) for _ in range(2))
-        stream.label_dropout = other.label_dropout = 0.25
+        config, world = TrainConfig(batch_size=4, chunk=12, state=mode, label_dropout=0.25), World(rank, num_ranks)
+        stream, other = (TokenStream(tokens, config, window=4, seed=5, world=world) for _ in range(2))
         for _ in range(3):
             stream.next_chunk()
         other.seek(stream.cursor())  # what is dropped depends on the place alone

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,23 @@ from tests.engine.training import MakeTokens, utterances_of
 from tests.laws import VOCAB_SIZE
 from waveform.engine.streams import TokenStream, check_sizes
 from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
+from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 
 
-def stream(tokens: TokenSet, **options: object) -> TokenStream:
-    return TokenStream(tokens, **{"batch_size": 2, "window": 4, "chunk": 8, "mode": "utterance", "seed": 3, **options})
+def stream(
+    tokens: TokenSet, *, window: int = 4, seed: int = 3, world: World | None = None, **train: object
+) -> TokenStream:
+    config = TrainConfig(**{"batch_size": 2, "chunk": 8, **train})
+    return TokenStream(tokens, config, window=window, seed=seed, world=world or World())
 
 
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
 def test_an_epoch_scores_every_token_once(mode: str, tokens: TokenSet) -> None:
-    s = stream(tokens, mode=mode, **({"batch_size": 3, "window": 5, "chunk": 5} if mode == "carry" else {}))
+    s = stream(tokens, state=mode, **({"batch_size": 3, "window": 5, "chunk": 5} if mode == "carry" else {}))
     seen: Counter[int] = Counter()
     scored = 0
     while scored < sum(LENGTHS):
@@ -59,7 +65,7 @@ def test_utterances_play_whole_with_shifted_inputs(tokens: TokenSet) -> None:
 
 
 def test_chunk_mode_resets_at_every_chunk(tokens: TokenSet) -> None:
-    s = stream(tokens, mode="chunk")
+    s = stream(tokens, state="chunk")
     for _ in range(10):
         first, second = s.next_chunk().windows
         assert first.reset.all() and not second.reset.any()
@@ -67,7 +73,7 @@ def test_chunk_mode_resets_at_every_chunk(tokens: TokenSet) -> None:
 
 
 def test_carry_mode_joins_utterances_without_reset(tokens: TokenSet) -> None:
-    s = stream(tokens, mode="carry", batch_size=3)
+    s = stream(tokens, state="carry", batch_size=3)
     joined, rows = np.concatenate(utterances_of(tokens)), []
     while s.epoch < 2:
         for window in s.next_chunk().windows:
@@ -86,13 +92,13 @@ def test_any_stream_resumes_exactly_from_its_cursor(token_set: MakeTokens, data:
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
     batch_size, window = data.draw(st.sampled_from([1, 2, 4, 6])), data.draw(st.integers(1, 7))
     assume(mode != "carry" or sum(lengths) >= batch_size)
-    options = {"mode": mode, "batch_size": batch_size, "window": window, "seed": data.draw(st.integers(0, 2**31 - 1))}
+    options = {"state": mode, "batch_size": batch_size, "window": window, "seed": data.draw(st.integers(0, 2**31 - 1))}
     options["chunk"] = window * data.draw(st.integers(1, 3))
     ranks = st.sampled_from([n for n in (1, 2, 3, 6) if batch_size % n == 0])
     tokens = token_set(lengths)
 
     def streams(num_ranks: int) -> list[TokenStream]:
-        return [stream(tokens, rank=rank, num_ranks=num_ranks, **options) for rank in range(num_ranks)]
+        return [stream(tokens, world=World(rank, num_ranks), **options) for rank in range(num_ranks)]
 
     def next_of(parts: list[TokenStream]) -> list[Tensor]:
         chunks = [part.next_chunk() for part in parts]
@@ -125,7 +131,7 @@ def test_any_stream_resumes_exactly_from_its_cursor(token_set: MakeTokens, data:
     ],
 )  # fmt: skip
 def test_a_cursor_of_something_else_is_refused(tokens: TokenSet, mode: str, change: dict[str, object]) -> None:
-    s = stream(tokens, mode=mode)
+    s = stream(tokens, state=mode)
     s.next_chunk()
     with pytest.raises(UserError, match="position"):
         s.seek({**s.cursor(), **change})
@@ -143,22 +149,21 @@ def test_sizes_that_do_not_fit_are_refused(tokens: TokenSet) -> None:
     with pytest.raises(UserError, match="multiple of the window"):
         stream(tokens, chunk=10)
     with pytest.raises(UserError, match="number of processes"):
-        stream(tokens, batch_size=3, num_ranks=2)
+        stream(tokens, batch_size=3, world=World(0, 2))
     with pytest.raises(UserError, match="too few"):
-        stream(tokens, batch_size=1000, mode="carry")
+        stream(tokens, batch_size=1000, state="carry")
 
 
 @pytest.mark.parametrize("size", [{"chunk": 2**40}, {"batch_size": 2**40}, {"update_period": 2**40}])
 def test_chunks_that_the_machine_cannot_hold_are_refused(size: dict[str, int]) -> None:
     says = "the tokens of an update would take .* GB, .*; lower train.batch_size, train.chunk or train.update_period"
     with pytest.raises(UserError, match=says):
-        check_sizes(**{"batch_size": 2, "window": 4, "chunk": 8, "num_ranks": 1, **size})
+        check_sizes(SimpleNamespace(**{"batch_size": 2, "chunk": 8, "update_period": 1, **size}), window=4, num_ranks=1)
 
 
 @pytest.mark.parametrize("mode", ["utterance", "carry"])
 def test_a_window_may_be_scored_from_some_place_on(mode: str, tokens: TokenSet) -> None:
-    whole, part = (stream(tokens, mode=mode, batch_size=3) for _ in range(2))
-    part.first_scored = 3
+    whole, part = (stream(tokens, state=mode, batch_size=3, loss_share=share) for share in (1.0, 0.25))
     for _ in range(12):
         full, late = whole.next_chunk(), part.next_chunk()
         for a, b in zip(full.windows, late.windows, strict=True):

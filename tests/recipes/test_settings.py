@@ -27,7 +27,7 @@ STUDIES = sorted(str(name) for name in OmegaConf.load(Path(recipes.__path__[0], 
 def fits(config: dict[str, Any], *, vocab_size: int) -> Any:
     """Check a configuration as training does; return the model's."""
     train = typed(TrainConfig, config["train"], section="train")
-    check_sizes(batch_size=train.batch_size, window=window_of(config), chunk=train.chunk, num_ranks=1)
+    check_sizes(train, window=window_of(config), num_ranks=1)
     fields = {name: value for name, value in config["model"].items() if name != "name"}
     return model_class(config["model"]["name"]).Config(vocab_size=vocab_size, **fields)
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from waveform.engine.interface import begin_of_utterance
 from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import BaseTrainConfig, TrainConfig
+from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.ram import require_ram
 
@@ -69,15 +71,16 @@ class _Cursor(msgspec.Struct):
     start: list[Annotated[int, msgspec.Meta(ge=0)]]  # where in it, or in the row's part, the next window begins
 
 
-def check_sizes(*, batch_size: int, window: int, chunk: int, num_ranks: int, update_period: int = 1) -> None:
+def check_sizes(config: BaseTrainConfig, *, window: int, num_ranks: int) -> None:
     """Raises UserError if no stream can have these sizes, or this machine not the RAM for the chunks of an update."""
+    batch_size, chunk = config.batch_size, config.chunk
     if chunk % window:
         raise UserError(f"train.chunk={chunk} is not a multiple of the window, {window} tokens")
     if batch_size % num_ranks:
         raise UserError(f"train.batch_size={batch_size} is not a multiple of the number of processes, {num_ranks}")
     window_bytes = _WINDOW_BYTES + _TOKEN_BYTES * window * (batch_size // num_ranks)
     require_ram(
-        update_period * (chunk // window) * window_bytes,
+        config.update_period * (chunk // window) * window_bytes,
         what="the tokens of an update",
         remedy="lower train.batch_size, train.chunk or train.update_period",
     )
@@ -130,28 +133,19 @@ class TokenStream:
     read again and again; state never resets, and nothing is padded. The usual choice for text.
     """
 
-    def __init__(
-        self,
-        tokens: TokenSet,
-        *,
-        batch_size: int,
-        window: int,
-        chunk: int,
-        mode: str,
-        seed: int,
-        rank: int = 0,
-        num_ranks: int = 1,
-    ) -> None:
-        """`batch_size` counts the rows of all ranks. Raises UserError if the sizes do not fit each other."""
-        check_sizes(batch_size=batch_size, window=window, chunk=chunk, num_ranks=num_ranks)
+    def __init__(self, tokens: TokenSet, config: TrainConfig, *, window: int, seed: int, world: World) -> None:
+        """config: its `state` is the mode. Raises UserError if the sizes do not fit each other."""
+        check_sizes(config, window=window, num_ranks=world.size)
+        batch_size, chunk, mode = config.batch_size, config.chunk, config.state
         if mode == "carry" and tokens.num_tokens < batch_size:
             raise UserError(f"{tokens.num_tokens} tokens are too few for {batch_size} rows; lower train.batch_size")
         self.tokens, self._batch_size, self._window, self._chunk = tokens, batch_size, window, chunk
         self._mode, self._seed = mode, seed
-        rows_each = batch_size // num_ranks
-        self._own_rows = slice(rank * rows_each, (rank + 1) * rows_each)
-        self.first_scored = 0  # place in each window from which targets are scored
-        self.label_dropout = 0.0  # share of the labels that are read as unknown
+        rows_each = batch_size // world.size
+        self._own_rows = slice(world.rank * rows_each, (world.rank + 1) * rows_each)
+        # Place in each window from which targets are scored
+        self._first_scored = min(window - 1, round((1 - config.loss_share) * window))
+        self._label_dropout = config.label_dropout
         self._at = _Cursor(mode, 0, 0, [-1] * batch_size, [0] * batch_size)
         # What is dealt of each utterance: the whole of it, its chunks, or its tokens.
         dealt = {"utterance": [1] * len(tokens), "chunk": [-(-n // chunk) for n in tokens.lengths]}
@@ -201,11 +195,11 @@ class TokenStream:
         played, windows = self._play(), []
         own = [rows[self._own_rows] for rows in played]
         lengths = [sum(span.stop - span.start for span in spans) for rows in played for spans in rows]
-        num_scored = sum(max(0, length - self.first_scored) for length in lengths)
+        num_scored = sum(max(0, length - self._first_scored) for length in lengths)
         for rows in own:
             reset = [self._mode != "carry" and any(span.begin is not None for span in spans) for spans in rows]
             windows.append(
-                read_window(self.tokens, rows, window=self._window, reset=reset, first_scored=self.first_scored)
+                read_window(self.tokens, rows, window=self._window, reset=reset, first_scored=self._first_scored)
             )
         return Chunk(windows, own, num_scored, lengths.count(self._window))
 
@@ -267,7 +261,7 @@ class TokenStream:
     def _begin(self, index: int, start: int) -> int:
         """The input with which an utterance or chunk begins; the seed decides whose label is read as unknown."""
         label = self.tokens.label_numbers[index]
-        if label and self.label_dropout:
+        if label and self._label_dropout:
             random = np.random.default_rng([self._seed, self._at.epoch, index, start])
-            label *= random.random() >= self.label_dropout
+            label *= random.random() >= self._label_dropout
         return begin_of_utterance(self.tokens.vocab_size, label)

@@ -41,18 +41,10 @@ class TokenLearner(Learner):
     config: TrainConfig
 
     def __init__(
-        self,
-        model: SequenceModel,
-        config: TrainConfig,
-        *,
-        tokens: TokenSet,
-        window: int,
-        seed: int,
-        world: World | None = None,
+        self, model: SequenceModel, config: TrainConfig, *, tokens: TokenSet, window: int, seed: int, world: World
     ) -> None:
         """window: tokens of one forward. Raises UserError for settings that do not fit the model."""
         assert isinstance(model, nn.Module)
-        world = world or World()
         sharded = config.sharding == "fsdp" and world.size > 1
         apply_options(model, config, window=window, device=world.device, sharded=sharded)
         model.to(world.device)
@@ -65,18 +57,7 @@ class TokenLearner(Learner):
         fresh = model.init_state(config.batch_size // world.size, device=world.device, dtype=dtype)
         super().__init__(model, model, config, fresh=fresh, world=world)
         self.state, self.window = fresh, window
-        self.stream = TokenStream(
-            tokens,
-            batch_size=config.batch_size,
-            window=window,
-            chunk=config.chunk,
-            mode=config.state,
-            seed=seed,
-            rank=world.rank,
-            num_ranks=world.size,
-        )
-        self.stream.first_scored = min(window - 1, round((1 - config.loss_share) * window))
-        self.stream.label_dropout = config.label_dropout
+        self.stream = TokenStream(tokens, config, window=window, seed=seed, world=world)
         self.finite = FiniteWatch(config, world=world, tokens=tokens)
         self._row_nats: list[Tensor] = []
         self._norms: dict[str, Tensor] = {}  # of the last update

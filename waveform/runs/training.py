@@ -41,13 +41,7 @@ def check_fits(
     # With a GPU, whose own allocator refuses, or with sharding, this machine's RAM only holds the weights themselves.
     alone = world.device.type == "cpu" and train_config.sharding == "none"
     sketch = sketch_model({**config, "dataset": dataset}, num_copies=4 if alone else 1)
-    check_sizes(
-        batch_size=train_config.batch_size,
-        window=window_of(config),
-        chunk=train_config.chunk,
-        num_ranks=world.size,
-        update_period=train_config.update_period,
-    )
+    check_sizes(train_config, window=window_of(config), num_ranks=world.size)
     if world.device.type == "cpu":
         require_ram_for_state(sketch, train_config.batch_size // world.size)
 
