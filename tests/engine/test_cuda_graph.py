@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests import laws
 from waveform.engine import cuda_graph, interface
-from waveform.engine.cuda_graph import Capture, CudaGraphLoop, DeviceDecoder
+from waveform.engine.cuda_graph import CudaGraphLoop, DeviceDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.engine.interface import Decoder
 
@@ -58,9 +58,9 @@ def capture_operations(work: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
-def graph_loop(stepper: DeviceDecoder, config: DrawConfig, *, capture: Capture) -> CudaGraphLoop:
-    """As `DeviceDecoder.draw` makes it for a GPU, with `capture` in place of CUDA's."""
-    return CudaGraphLoop(stepper, config, num_rows=B, device=torch.device("cpu"), capture=capture)
+def graph_loop(stepper: DeviceDecoder, config: DrawConfig) -> CudaGraphLoop:
+    """As `DeviceDecoder.draw` makes it for a GPU."""
+    return CudaGraphLoop(stepper, config, num_rows=B, device=torch.device("cpu"))
 
 
 def steppers(case: laws.Case, tokens_before: int = 0) -> list[DeviceDecoder]:
@@ -77,11 +77,12 @@ def steppers(case: laws.Case, tokens_before: int = 0) -> list[DeviceDecoder]:
 @every_case
 def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)  # windows are of a few steps
+    monkeypatch.setattr(cuda_graph, "capture_cuda_graph", capture_operations)
     config = DrawConfig(temperature=0.9, top_k=20, top_p=0.95) if case is laws.CASES[0] else DrawConfig()
     with torch.inference_mode():
         for tokens_before in (0, 4 * case.window + 1):
             first, second = steppers(case, tokens_before)
-            captured = graph_loop(second, config, capture=capture_operations)
+            captured = graph_loop(second, config)
             tokens, generator = BEGIN, torch.Generator().manual_seed(0)
             for length in (7 * case.window + 3, 1, 2 * cuda_graph.GRAPH_STEPS):  # blocks begin anywhere in a window
                 uniform = torch.rand(length, B, generator=generator)
@@ -101,22 +102,26 @@ def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPat
         replays.append(Mock(side_effect=work))
         return replays[-1]
 
+    monkeypatch.setattr(cuda_graph, "capture_cuda_graph", counting)
     uniform = torch.rand(200, B)
-    drawn = graph_loop(second, DrawConfig(), capture=counting).draw(BEGIN, uniform)
+    drawn = graph_loop(second, DrawConfig()).draw(BEGIN, uniform)
     assert torch.equal(drawn, Decoder.draw(first, BEGIN, uniform, DrawConfig()))
     per_window = case.window // 2
     assert len(replays) == 2
     assert max(replay.call_count for replay in replays) >= (200 // case.window - 1) * per_window
 
 
-def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_if_capture_fails_single_steps_go_on_with_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = steppers(laws.CASES[0])
 
     def refuse(work: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
+    monkeypatch.setattr(cuda_graph, "capture_cuda_graph", refuse)
     uniform = torch.rand(40, B)
-    drawn = graph_loop(second, DrawConfig(), capture=refuse).draw(BEGIN, uniform)
+    drawn = graph_loop(second, DrawConfig()).draw(BEGIN, uniform)
     assert torch.equal(drawn, Decoder.draw(first, BEGIN, uniform, DrawConfig()))
     assert "no CUDA graph could be captured (operation not permitted when stream is" in capsys.readouterr().err
 

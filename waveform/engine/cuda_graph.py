@@ -18,8 +18,6 @@ _WARM_STEPS = 3  # taken before a capture, because libraries may not initialise 
 STEPS_TO_CAPTURE = _WARM_STEPS + GRAPH_STEPS + 1  # a first call of this many steps captures all that later ones need
 _MAX_STEPS = 1024  # of one call of the loop
 
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
-
 
 def capture_cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
     """Capture `work` as a CUDA graph, without running it; calling the result replays it."""
@@ -62,18 +60,8 @@ class CudaGraphLoop:
     """The loop of `Decoder.draw` on buffers that never move: captured once, then replayed, several tokens per call."""
 
     @torch.inference_mode()
-    def __init__(
-        self,
-        stepper: DeviceDecoder,
-        config: DrawConfig,
-        *,
-        num_rows: int,
-        device: torch.device,
-        capture: Capture = capture_cuda_graph,
-    ) -> None:
-        """capture: turns work on the device into something to replay."""
-        self.config = config
-        self._stepper, self._capture = stepper, capture
+    def __init__(self, stepper: DeviceDecoder, config: DrawConfig, *, num_rows: int, device: torch.device) -> None:
+        self.config, self._stepper = config, stepper
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._uniform = torch.empty(_MAX_STEPS, num_rows, device=device)
         self._drawn = torch.empty(_MAX_STEPS, num_rows, dtype=torch.int64, device=device)
@@ -115,7 +103,7 @@ class CudaGraphLoop:
     def _replay(self, num_steps: int) -> None:
         if num_steps not in self._replays:
             try:
-                self._replays[num_steps] = self._capture(lambda: self.device_steps(num_steps))
+                self._replays[num_steps] = capture_cuda_graph(lambda: self.device_steps(num_steps))
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 print(
