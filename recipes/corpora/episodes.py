@@ -12,7 +12,7 @@ from recipes.corpora.documents import END_OF_LINE, SPLITS
 from recipes.corpora.recall import NAME, RecallConfig
 from recipes.corpora.tokenizers import UNKNOWN, WordTokenizer, save_tokenizer
 from waveform.engine.dataset import Dataset, read_dataset, write_dataset
-from waveform.engine.shards import ShardWriter, dtype_for
+from waveform.engine.shards import ShardWriter
 from waveform.engine.token_set import TokenSet
 from waveform.runs.opened import TrainedRun
 from waveform.system.atomic import explain_write_errors
@@ -70,9 +70,6 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
     """
     tokenizer = WordTokenizer(vocabulary(config))
 
-    def shard(split: str, vocab_size: int, *, into: Path) -> ShardWriter:
-        return ShardWriter(into / f"{split}.shard", vocab_size=vocab_size, dtype=dtype_for(vocab_size))
-
     with explain_write_errors(folder):
         (folder / _DISTANCES).mkdir()
     total = sum(getattr(config, split) for split in SPLITS)
@@ -84,9 +81,10 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
         for number, split in enumerate(SPLITS):
             rng, num_episodes = np.random.default_rng([config.seed, number]), getattr(config, split)
             num_answers = 0
+            name = f"{split}.shard"
             with (
-                shard(split, tokenizer.vocab_size, into=folder) as tokens,
-                shard(split, config.episode, into=folder / _DISTANCES) as distances,
+                ShardWriter(folder / name, vocab_size=tokenizer.vocab_size) as tokens,
+                ShardWriter(folder / _DISTANCES / name, vocab_size=config.episode) as distances,
             ):
                 for first in range(0, num_episodes, block):
                     episodes = make_episodes(min(block, num_episodes - first), config, rng)

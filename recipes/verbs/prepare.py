@@ -16,7 +16,7 @@ from recipes.corpora.sources import Source, open_source
 from recipes.corpora.tokenizers import TOKENIZERS, SubwordTokenizer, TextTokenizer, WordTokenizer, save_tokenizer
 from recipes.corpora.vocabulary import read_vocabulary
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset, write_dataset
-from waveform.engine.shards import ShardWriter, dtype_for
+from waveform.engine.shards import ShardWriter
 from waveform.runs.settings import typed
 from waveform.system.atomic import explain_write_errors, sync
 from waveform.system.console import counted
@@ -145,7 +145,7 @@ def _write(
     with Progress(f"prepare {recipe.name}", total=total / _MEGABYTE, unit="MB", enabled=show_progress) as progress:
         for split, amount in amounts.items():
             path = folder / f"{split}.shard"
-            with ShardWriter(path, vocab_size=tokenizer.vocab_size, dtype=dtype_for(tokenizer.vocab_size)) as writer:
+            with ShardWriter(path, vocab_size=tokenizer.vocab_size) as writer:
                 for document in documents[split]:
                     read = _Counted(**vars(document), amount=amount, progress=progress)
                     amount.tokens += writer.write(document.name, tokenizer.encode(read))

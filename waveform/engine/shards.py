@@ -39,11 +39,6 @@ DType = Literal["uint8", "uint16", "int32"]
 _VERIFY_BLOCK = 1 << 22  # tokens
 
 
-def dtype_for(vocab_size: int) -> DType:
-    """The smallest dtype of a shard that can hold tokens 0..vocab_size - 1."""
-    return next(name for name in get_args(DType) if vocab_size - 1 <= np.iinfo(name).max)
-
-
 @dataclass(frozen=True)
 class Utterance:
     """Where one utterance lies in its shard."""
@@ -69,9 +64,10 @@ class ShardWriter:
     Raises UserError if the disk refuses.
     """
 
-    def __init__(self, path: Path, *, vocab_size: int, dtype: DType = "uint8") -> None:
+    def __init__(self, path: Path, *, vocab_size: int) -> None:
         self.path = path
         self._partial = path.with_name(f".{path.name}.partial")
+        dtype = next(name for name in get_args(DType) if vocab_size - 1 <= np.iinfo(name).max)  # the smallest
         self._index = _Index(dtype, vocab_size, [], [])
         self._counts = np.zeros(vocab_size, dtype=np.int64)
 
