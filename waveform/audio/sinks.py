@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from waveform.audio.speaker import speaker
-from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, require_wav_length, wav_header, write_all
+from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, require_wav_length, wav_header
 from waveform.engine.dataset import is_dataset
-from waveform.system.atomic import explain_write_errors, is_held
+from waveform.system.atomic import explain_write_errors, is_held, write_all
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from waveform.system.atomic import explain_write_errors
+from waveform.system.atomic import explain_write_errors, write_all
 from waveform.system.errors import UserError
 from waveform.system.output import write_bytes
 
@@ -43,13 +43,6 @@ def wav_header(num_bytes: int, sample_rate_hz: int) -> bytes:
         b"RIFF", _WAV_HEADER.size - 8 + num_bytes, b"WAVE", b"fmt ", 16, pcm, channels, sample_rate_hz,
         sample_rate_hz * bytes_per_sample, bytes_per_sample, 8 * bytes_per_sample, b"data", num_bytes,
     )  # fmt: skip
-
-
-def write_all(file: FileIO, content: bytes) -> None:
-    """Write `content` to a file opened without a buffer, of which one write may take only a part."""
-    view = memoryview(content)
-    while view:
-        view = view[file.write(view) :]
 
 
 class WavWriter:

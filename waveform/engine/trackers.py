@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from waveform.system.atomic import explain_write_errors
+from waveform.system.atomic import explain_write_errors, write_all
 from waveform.system.errors import UserError
 
 SERVICES = ("trackio", "wandb")
@@ -86,9 +86,7 @@ class EventFile(Tracker):
 
     def write(self, content: bytes) -> None:
         """What RecordWriter calls."""
-        view = memoryview(content)
-        while view:  # a raw write may take a part only
-            view = view[self._file.write(view) :]
+        write_all(self._file, content)
 
     def close(self) -> None:
         self._file.close()

@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from waveform.system.errors import Trouble, UserError
@@ -71,6 +72,13 @@ def is_held(path: Path) -> bool:
         return False
     except OSError:  # another user's, or a file system without locks: better left alone
         return True
+
+
+def write_all(file: FileIO, content: bytes) -> None:
+    """Write `content` to a file opened without a buffer, of which one write may take only a part."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
 
 
 @contextmanager
