@@ -65,32 +65,24 @@ def as_asked(data: Dataset, config: DataConfig, *, prepared: bool) -> Dataset:
 
 
 def data_of_training(source: Path, run_dir: Path, config: dict[str, Any], *, world: World) -> Dataset:
-    """The data set at `source`, prepared first if it is raw audio, unless the run in `run_dir` began with it."""
+    """The data set at `source`, prepared first if it is raw audio, unless the run in `run_dir` began with it.
+
+    Then it is not brought up to date: files added since would change what the run is trained on.
+    """
     data_config: DataConfig = typed(DataConfig, config["data"], section="data")
-    data = _data_of_run(source, run_dir)
-    if data is None:
-        data = open_data(source, run_dir=run_dir, config=data_config, world=world)
-    else:
+    cache = cache_of(source, run_dir=run_dir).resolve()
+    resumes = not is_dataset(source) and (run_dir / CONFIG_FILE).exists()
+    if resumes and Path(read_config(run_dir)["dataset"]["path"]) == cache and is_dataset(cache):
+        data = read_dataset(cache)
         if different := differences(format_of(data.modality).settings, data_config.audio_format.settings):
             raise UserError(f"the run in {run_dir} began with other data: {different}; give another RUN_DIR")
         data = as_asked(data, data_config, prepared=False)
         if world.shows:
             say(f"resuming with {data.folder}, as prepared when this run began")
+    else:
+        data = open_data(source, run_dir=run_dir, config=data_config, world=world)
     require_audio(data.modality, data.folder)
     return data
-
-
-def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
-    """The data set that the run in `run_dir` began with, if it was prepared from the raw audio in `source`.
-
-    It is not brought up to date: files added since would change what the run is trained on.
-    """
-    if not (run_dir / CONFIG_FILE).exists() or is_dataset(source):
-        return None
-    folder = Path(read_config(run_dir)["dataset"]["path"])
-    return (
-        read_dataset(folder) if folder == cache_of(source, run_dir=run_dir).resolve() and is_dataset(folder) else None
-    )
 
 
 def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
