@@ -43,7 +43,7 @@ def _family(recipe: str, state: str) -> ConfigFamily:
 
 
 def compose_config(
-    recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None, any_model: bool = False
+    recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | str | None = None, any_model: bool = False
 ) -> dict[str, Any]:
     """Return the resolved configuration as plain dicts; arguments and errors as of `compose_family`.
 

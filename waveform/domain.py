@@ -54,7 +54,7 @@ class TrainRequest:
     run_dir: Path | None = None  # None: only the configuration is wanted
     overrides: Sequence[str] = ()
     origin: Origin = field(default_factory=Origin)  # the run whose weights and settings this one begins with
-    config_dir: Path | None = None  # of Hydra configs of the user's own
+    config_dir: Path | str | None = None  # of Hydra configs of the user's own
 
     def composed(self, compose: Callable[..., dict[str, Any]]) -> dict[str, Any]:
         """The configuration that `compose` makes of it; arguments and errors as of `compose_from`."""

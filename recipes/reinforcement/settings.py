@@ -59,7 +59,9 @@ class _Gymnasium(_Agent, tag=GYMNASIUM):
     env_processes: bool | None = None
 
 
-def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
+def compose_config(
+    recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | str | None = None
+) -> dict[str, Any]:
     """Return the resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
     other, others = (OBJECT_MATCHING, ("task",)) if recipe == GYMNASIUM else (GYMNASIUM, _OF_GYMNASIUM)
     for override in overrides:

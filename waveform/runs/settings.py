@@ -64,7 +64,11 @@ class ConfigFamily:
 
 
 def compose_family(
-    family: ConfigFamily, overrides: Sequence[str] = (), *, config_dir: Path | None = None, any_model: bool = False
+    family: ConfigFamily,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | str | None = None,
+    any_model: bool = False,
 ) -> dict[str, Any]:
     """The resolved configuration as plain dicts.
 
@@ -117,7 +121,7 @@ def _parsed(text: str) -> Override:
 
 
 def _composed(
-    family: ConfigFamily, choices: Sequence[Override], config_dir: Path | None
+    family: ConfigFamily, choices: Sequence[Override], config_dir: Path | str | None
 ) -> tuple[DictConfig, dict[str, str]]:
     """What Hydra makes of the choices, with each preset and study in a section of its own, and what is chosen."""
     given = [str(choice.input_line).lstrip("+") for choice in choices]
@@ -179,13 +183,13 @@ def _model_node(name: str) -> Any:
     return dataclasses.make_dataclass("Model", [("name", str, dataclasses.field(default=name)), *fields])
 
 
-def _search_path(family: ConfigFamily, config_dir: Path | None) -> str:
+def _search_path(family: ConfigFamily, config_dir: Path | str | None) -> str:
     plugins = entry_points(group=family.plugins) if family.plugins else ()
     places = [f"pkg://{entry.value}" for entry in plugins if entry.value != family.module]
     if config_dir is not None:
-        if not config_dir.is_dir():
+        if not Path(config_dir).is_dir():
             raise UserError(f"--config-dir {config_dir} is not a folder")
-        places.append(f"file://{config_dir.absolute()}")
+        places.append(f"file://{Path(config_dir).absolute()}")
     quoted = ['"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"' for place in places]
     return f"hydra.searchpath=[{','.join(quoted)}]"
 

@@ -65,7 +65,7 @@ def bench(
         if option := _OPTIONS.get(setting_of(override)):
             raise UserError(f"{override}: bench has an option for it; write {option} {override.partition('=')[2]}")
     model_jobs = [
-        _model_job(model, preset, chosen, overrides, None if config_dir is None else Path(config_dir))
+        _model_job(model, preset, chosen, overrides, config_dir)
         for preset in presets or PRESETS
         for model in models or model_names()
     ]
@@ -115,7 +115,7 @@ def _command_line(options: dict[str, Any], overrides: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], config_dir: Path | None) -> Job:
+def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], config_dir: Path | str | None) -> Job:
     """The measurement of one model. Raises UserError for settings that its process would refuse."""
     cls = model_class(model)
     asked = [f"preset={preset}", f"model={model}", f"train.batch_size={_BATCH_SIZE[device]}", *overrides]

@@ -23,7 +23,7 @@ def prepare(
     corpus: str | None = None,
     partial: bool = False,
     executor: Executor | str | None = None,
-    config_dir: Path | None = None,
+    config_dir: Path | str | None = None,
     show_progress: bool = True,
 ) -> Dataset:
     """Prepare the audio under `audio_dir` into `data_dir`: files that are new are added, those that are gone dropped.

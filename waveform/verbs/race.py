@@ -53,7 +53,7 @@ def race(
     overrides: Sequence[str] = (),
     *,
     entrants: Entrants | None = None,
-    config_dir: Path | None = None,
+    config_dir: Path | str | None = None,
     json_file: Path | str | None = None,
     plot_file: Path | None = None,
     show_progress: bool = True,

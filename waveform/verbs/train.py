@@ -36,7 +36,8 @@ def train(
     torchrun every process calls this. Raises UserError for bad settings or data, for a run folder with a different
     configuration, for an origin that does not fit, and if the loss stops being finite.
     """
-    domain, request = domain_of(source), _request(source, run_dir, overrides, origin=origin, config_dir=config_dir)
+    origin = Origin(origin) if isinstance(origin, str | Path) else origin or Origin()
+    domain, request = domain_of(source), TrainRequest(Path(source), Path(run_dir), overrides, origin, config_dir)
     with _opened(domain, [request], show_progress=show_progress) as trainers:
         result = trainers[0].run()
     if show_progress and os.environ.get("RANK", "0") == "0":
@@ -61,24 +62,11 @@ def train_all(
     is for a setting; if one run's loss stops being finite, the others lose 30 s at most. Raises Interrupted if a signal
     asks to stop, even if too late to stop training.
     """
-    requests = [_request(source, *run, config_dir=config_dir) for run in runs.items()]
+    requests = [TrainRequest(Path(source), *run, config_dir=config_dir) for run in runs.items()]
     with _opened(domain_of(source), requests, show_progress=show_progress) as trainers:
         results = train_in_turn({run_dir.name: trainer for run_dir, trainer in zip(runs, trainers, strict=True)})
     if asked_by := next((result.asked_by for result in results if result.asked_by), 0):
         raise Interrupted(asked_by)
-
-
-def _request(
-    source: Path | str,
-    run_dir: Path | str,
-    overrides: Sequence[str],
-    *,
-    origin: Origin | Path | str | None = None,
-    config_dir: Path | str | None,
-) -> TrainRequest:
-    origin = Origin(origin) if isinstance(origin, str | Path) else origin or Origin()
-    own = None if config_dir is None else Path(config_dir)
-    return TrainRequest(Path(source), Path(run_dir), overrides, origin=origin, config_dir=own)
 
 
 @contextmanager
@@ -119,12 +107,12 @@ def print_config(
     overrides: Sequence[str] = (),
     *,
     origin: Origin | None = None,
-    config_dir: Path | None = None,
+    config_dir: Path | str | None = None,
 ) -> None:
     """Print the resolved configuration as YAML, with the source of each value; takes the arguments of `train`.
 
     source may be the name of a recipe, too.
     """
-    domain, request = domain_of(source), _request(source, run_dir, overrides, origin=origin, config_dir=config_dir)
-    config = domain.compose(request)
+    domain = domain_of(source)
+    config = domain.compose(TrainRequest(Path(source), Path(run_dir), overrides, origin or Origin(), config_dir))
     print(annotated(config, domain=config.get("recipe", domain.kind), overrides=overrides), end="")

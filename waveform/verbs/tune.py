@@ -48,8 +48,7 @@ def tune(
     require_writable(json_file, option="--json")
     if "preset" not in given_by(overrides):
         overrides = [f"preset={domain.tune_preset}", *overrides]
-    own = None if config_dir is None else Path(config_dir)
-    request = TrainRequest(source, overrides=overrides, config_dir=own)
+    request = TrainRequest(source, overrides=overrides, config_dir=config_dir)
     entries, data_dir = search(out_dir, request, domain, config, show_progress=show_progress)
     write_json(json_file, entries)
     if not entries:
