@@ -29,7 +29,6 @@ from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, display_names, own_tokens
 from waveform.runs.settings import ConfigFamily, compose_family
-from waveform.runs.space import Space, space_of
 from waveform.system.errors import UserError
 
 _TEXT = ConfigFamily(module="recipes.conf", root="text", command="python -m recipes train ... --print-config")
@@ -93,15 +92,13 @@ class Text(TokenDomain):
     runs = "runs on text"
     verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.continuations:sample"}
     asked: ClassVar[Mapping[str, type[TextContents]]] = {"contents": TextContents}
+    family = _TEXT
     load = staticmethod(load)
     format_table = staticmethod(format_table)
     scope = staticmethod(scope_of)
 
     def knows(self, name: str) -> bool:
         return name in recipe_names()
-
-    def space(self, model: str, *, file: Path | None = None) -> Space:
-        return space_of(model, packages=[_TEXT.module], file=file)
 
     def compose(self, request: TrainRequest) -> dict[str, Any]:
         source = request.source

@@ -28,8 +28,8 @@ from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, average_weights
 from waveform.runs.origin import Origin, compose_from
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
+from waveform.runs.settings import ConfigFamily
 from waveform.runs.sliding import evaluate_sliding
-from waveform.runs.space import Space
 from waveform.runs.training import check_fits, open_training
 from waveform.system.errors import UserError
 from waveform.system.plugins import entry_points
@@ -117,11 +117,8 @@ class TokenDomain(Domain):
         "compare": "waveform.verbs.compare:compare",
         "report": "waveform.verbs.report:report",
     }
+    family: ClassVar[ConfigFamily]
     tune_preset: ClassVar[str] = "cpu"  # of small models, for which the search spaces are
-
-    @abstractmethod
-    def space(self, model: str, *, file: Path | None = None) -> Space:
-        """What `tune` searches of a model; arguments and errors as of `space_of`."""
 
     def check(
         self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World

@@ -6,6 +6,7 @@ import pytest
 
 from recipes.text import Text
 from tests.recipes.calling import Capsys, figures_of, mistake
+from waveform.runs.space import space_of
 
 SHORT = ["preset=smoke", "train.max_steps=3", "train.log_every=1", "train.device=cpu"]
 
@@ -39,7 +40,7 @@ def test_trials_are_scored_as_evaluate_scores_them(data: Path, tmp_path: Path) -
 @pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl"])
 def test_every_choice_of_a_space_can_be_trained(model: str) -> None:
     """And the two models' contexts have as many slots."""
-    space = Text().space(model)
+    space = space_of(model, packages=Text.family.packages)
     slots = []
     for context in space.dimensions["context"].values():
         assert context["train.chunk"] == context["model.window"]

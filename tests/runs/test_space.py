@@ -10,7 +10,7 @@ import torch
 
 from waveform.runs.configured_model import model_from
 from waveform.runs.space import Range, Space, space_of
-from waveform.speech.config import compose_config, search_space
+from waveform.speech.config import SPEECH, compose_config
 from waveform.system.errors import UserError
 
 TEXT = """\
@@ -84,7 +84,7 @@ def test_what_is_not_a_space(text: str, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl", "wavenet"])
 def test_the_spaces_that_models_come_with(model: str) -> None:
     """They contain the demo's settings. Every size is one that the model accepts, and transformers' have kernels."""
-    space = search_space(model)
+    space = space_of(model, packages=SPEECH.packages)
     demo = compose_config([f"model={model}", "preset=demo"])
     assert space.drawn_by(demo).keys() == space.dimensions.keys()
     named = [choices for name, choices in space.dimensions.items() if len(space.settings_of(name)) > 1]
@@ -109,10 +109,10 @@ def test_the_example_in_the_docs(tmp_path: Path) -> None:
 
 def test_a_file_may_have_a_section_for_each_model(tmp_path: Path) -> None:
     (tmp_path / "spaces.yaml").write_text("wavenet: {train.lr: [1, 2]}\nlstm: {train.lr: [3]}\n")
-    assert search_space("wavenet", file=tmp_path / "spaces.yaml").dimensions == {
+    assert space_of("wavenet", packages=[], file=tmp_path / "spaces.yaml").dimensions == {
         "train.lr": {"1": {"train.lr": 1}, "2": {"train.lr": 2}}
     }
     with pytest.raises(UserError, match=r"spaces\.yaml has no search space for model 'transformer_xl'"):
-        search_space("transformer_xl", file=tmp_path / "spaces.yaml")
+        space_of("transformer_xl", packages=[], file=tmp_path / "spaces.yaml")
     with pytest.raises(UserError, match=r"'gru' comes without a search space; .* --space FILE\.yaml"):
-        search_space("gru")
+        space_of("gru", packages=SPEECH.packages)

@@ -62,6 +62,12 @@ class ConfigFamily:
     groups: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # group -> choice -> its settings
     plugins: str | None = None  # entry-point group of further packages with presets
 
+    @property
+    def packages(self) -> list[str]:
+        """Names of the packages that bring presets and search spaces, its own first."""
+        plugins = entry_points(group=self.plugins) if self.plugins else ()
+        return list(dict.fromkeys([self.module, *(entry.value for entry in plugins)]))
+
 
 def compose_family(
     family: ConfigFamily,
@@ -184,8 +190,7 @@ def _model_node(name: str) -> Any:
 
 
 def _search_path(family: ConfigFamily, config_dir: Path | str | None) -> str:
-    plugins = entry_points(group=family.plugins) if family.plugins else ()
-    places = [f"pkg://{entry.value}" for entry in plugins if entry.value != family.module]
+    places = [f"pkg://{package}" for package in family.packages[1:]]
     if config_dir is not None:
         if not Path(config_dir).is_dir():
             raise UserError(f"--config-dir {config_dir} is not a folder")

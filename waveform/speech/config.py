@@ -9,17 +9,13 @@ that the entry-point group `waveform.configs` names.
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.engine.train_config import TrainConfig
 from waveform.runs.settings import ConfigFamily, compose_family
-from waveform.runs.space import Space, space_of
-from waveform.system.plugins import entry_points
 from waveform.system.rules import Rule
 
-_PLUGINS = "waveform.configs"  # entry-point group of the packages that hold configs
 _SAMPLE_SECONDS = Rule(lambda value: 0 <= value <= 600, "it must be from 0 to 600")  # training waits for the sample
 
 
@@ -31,17 +27,12 @@ class SpeechTrainConfig(TrainConfig):
     sample_seconds: Annotated[float, _SAMPLE_SECONDS] = 1.0
 
 
-_SPEECH = ConfigFamily(
+SPEECH = ConfigFamily(
     module="waveform.conf",
     root="config",
     command="waveform train ... --print-config",
     train=SpeechTrainConfig,
     groups={"data": {"audio": DataConfig}},
-    plugins=_PLUGINS,
+    plugins="waveform.configs",
 )
-compose_config = partial(compose_family, _SPEECH)  # the configuration of a run on speech that begins from scratch
-
-
-def search_space(model: str, *, file: Path | None = None) -> Space:
-    """What `tune` searches of a model on speech; arguments and errors as of `space_of`."""
-    return space_of(model, packages=[entry.value for entry in entry_points(group=_PLUGINS)], file=file)
+compose_config = partial(compose_family, SPEECH)  # the configuration of a run on speech that begins from scratch

@@ -26,7 +26,7 @@ from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, names_of
 from waveform.runs.settings import typed
-from waveform.speech.config import SpeechTrainConfig, compose_config, search_space
+from waveform.speech.config import SPEECH, SpeechTrainConfig, compose_config
 from waveform.speech.data import data_of_training, open_split, refuse_other_data
 from waveform.speech.figures import describe, format_table, metrics_of, race_scope, sampling_speed
 from waveform.speech.report import SoundContents
@@ -45,11 +45,11 @@ class Speech(TokenDomain):
     unit = "sample"
     verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "waveform.verbs.sample:sample"}
     train_config = SpeechTrainConfig
+    family = SPEECH
     race_models = ("compressive_transformer", "transformer_xl", "wavenet")
     race_baseline = "wavenet"
     tune_preset = "demo"  # its schedule is one of time, for small models
     asked: ClassVar[Mapping[str, type[SoundContents]]] = {"contents": SoundContents}
-    space = staticmethod(search_space)
     load = staticmethod(load)
     open_split = staticmethod(open_split)
     describe = staticmethod(describe)

@@ -39,7 +39,7 @@ from waveform.runs.folder import comparable
 from waveform.runs.learning_curves import learning_curve
 from waveform.runs.scoring import EvaluateOptions, score
 from waveform.runs.settings import differing_keys, given_by, typed
-from waveform.runs.space import SearchConfig, Space, short, shown
+from waveform.runs.space import SearchConfig, Space, short, shown, space_of
 from waveform.system.atomic import explain_write_errors
 from waveform.system.console import say
 from waveform.system.errors import UserError
@@ -77,8 +77,8 @@ def search(
     with job(device=train_config.device, timeout_s=train_config.timeout_s, show_progress=show_progress) as world:
         if world.size > 1:
             raise UserError("a search trains one model at a time, in one process; start it without torchrun")
-        space = _free(domain.space(base["model"]["name"], file=config.space), request.overrides)
-        running = _Search(out_dir, request, base, space, domain, config, world)
+        space = space_of(base["model"]["name"], packages=domain.family.packages, file=config.space)
+        running = _Search(out_dir, request, base, _free(space, request.overrides), domain, config, world)
         running.check_alone()
         _require_own(out_dir)
         with (
