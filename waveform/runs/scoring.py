@@ -62,19 +62,18 @@ def score(
     tokens: TokenSet,
     *,
     protocol: str,
-    world: World | None = None,
+    world: World,
     classes: Classes | None = None,
     dynamic: DynamicConfig | None = None,
     max_tokens: int | None = None,
 ) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
-    protocol, world, classes: as in the engine's `evaluate`; by default this process alone. dynamic: let a copy of the
-    model learn from what it has scored. max_tokens: about how many to score, of utterances spread evenly; None: all.
+    protocol, world, classes: as in the engine's `evaluate`. dynamic: let a copy of the model learn from what it has
+    scored. max_tokens: about how many to score, of utterances spread evenly; None: all.
     """
     tokens = run.reading(tokens)
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
-    world = world or World(device=run.device)
     chunk = run.config["train"]["chunk"]
     config = EvaluateConfig(window=run.window, protocol=protocol, chunk=chunk, max_tokens=max_tokens)
     total = min(tokens.num_tokens, max_tokens or tokens.num_tokens)
