@@ -17,7 +17,6 @@ from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.object_matching import ObjectMatchingConfig
 from recipes.reinforcement.settings import check_agent, make_environments
-from recipes.studies.report import as_table
 from waveform.domain import SCHEMA
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
@@ -28,7 +27,7 @@ from waveform.runs.opened import load_model, use_saved
 from waveform.runs.scoring import display_names, trained_on
 from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
-from waveform.system.console import counted, table
+from waveform.system.console import as_table, counted, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.rules import check_rules, whole_number

@@ -17,10 +17,10 @@ from recipes.reinforcement.evaluation import in_env
 from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.catalogue import Study
 from recipes.studies.children import StudyConfig
-from recipes.studies.report import TEST, Config, Figures, Report, Runs, as_table, slots
+from recipes.studies.report import TEST, Config, Figures, Report, Runs, slots
 from waveform.runs.settings import setting_of
 from waveform.runs.statistics import mean_and_interval, shown
-from waveform.system.console import counted
+from waveform.system.console import as_table, counted
 from waveform.system.errors import UserError
 
 _SEEDS = 3  # the paper's

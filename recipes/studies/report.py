@@ -16,7 +16,7 @@ from recipes.plots import save_recall
 from waveform.engine.metrics import read_metrics
 from waveform.runs.folder import read_config
 from waveform.runs.statistics import mean_and_interval, shown
-from waveform.system.console import table
+from waveform.system.console import as_table
 from waveform.system.errors import UserError
 from waveform.system.panels import COLOURS, panels
 
@@ -30,11 +30,6 @@ Config = Mapping[str, Any]  # resolved, as in a run's config.yaml
 Figures = Mapping[str, Any]
 # What was read of the runs of each setting, by its label and then by seed.
 Runs = Mapping[str, Sequence[Figures]]
-
-
-def as_table(rows: Sequence[Mapping[str, str]], *below: str) -> str:
-    """Rows as text, which all have the columns of the first, and lines below them."""
-    return "\n".join([*table(list(rows[0]), [list(row.values()) for row in rows]), *below])
 
 
 def slots(config: Config, field: str) -> int:

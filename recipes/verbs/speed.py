@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from recipes.studies.report import as_table
 from recipes.text import load
 from waveform.analyses.state_reuse import ROUNDS, fresh_state, read_windows, seconds_per_token
+from waveform.system.console import as_table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.panels import panels

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from recipes.metrics import UNITS
-from recipes.studies.report import as_table
 from recipes.text import Text
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.scoring import EvaluateOptions, own_tokens
+from waveform.system.console import as_table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.panels import panels

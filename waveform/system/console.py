@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import TextIO
@@ -25,6 +25,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in [header, ["-" * width for width in widths], *rows]
     ]
+
+
+def as_table(rows: Sequence[Mapping[str, str]], *below: str) -> str:
+    """Rows as text, which all have the columns of the first, and lines below them."""
+    return "\n".join([*table(list(rows[0]), [list(row.values()) for row in rows]), *below])
 
 
 def say(line: str, stream: TextIO | None = None, *, end: str = "\n") -> None:

@@ -22,7 +22,7 @@ from waveform.runs.scoring import EvaluateOptions, ScoredRun
 from waveform.runs.settings import given_by, typed
 from waveform.runs.speeds import warnings_of
 from waveform.runs.statistics import interval_over_utterances, mean_and_interval, with_intervals
-from waveform.system.console import table
+from waveform.system.console import as_table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.rules import check_rules, whole_number
@@ -114,7 +114,7 @@ def race(
         "runs": [one.all_figures for one in scored],
     }
     if show_progress:
-        print("\n".join([*_table(figures, domain, columns, baseline=baseline), domain.scope(figures["runs"][0])]))
+        print(_table(figures, domain, columns, baseline=baseline))
     write_json(json_file, figures)
     if plot_file is not None:
         save_learning_curves(
@@ -164,36 +164,34 @@ def _over_seeds_and_utterances(results: Sequence[Evaluation]) -> dict[str, Any]:
     }
 
 
-def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, str], *, baseline: str) -> list[str]:
-    """The race as lines of text, best NLL first; columns: further metrics, and what they are called."""
+def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, str], *, baseline: str) -> str:
+    """The race as text, best NLL first; columns: further metrics, and what they are called."""
     unit, num_seeds = domain.unit, len(figures["models"][0]["seeds"])
     tokens_per_second = figures["runs"][0].get("sample_rate_hz")
     has_intervals = any(entry["nats_per_token"]["interval_95_over_utterances"] for entry in figures["models"])
     wholes = ["pieces" if figures["runs"][0]["rows"] else "utterances"] * has_intervals
     brackets = " ".join(f"[{each}]" for each in wholes + ["seeds"] * (num_seeds > 1))
-    header = ["model", f"nats/{unit} {brackets}".strip(), f"bits/{unit}", *columns.values(),
-              f"vs {baseline}, nats {brackets}".strip(), "parameters", f"{unit}s seen", "training"]  # fmt: skip
     rows = []
     for entry in sorted(figures["models"], key=lambda entry: entry["nats_per_token"]["mean"]):
         nll, difference, rate = entry["nats_per_token"], entry["difference_nats"], entry["train_tokens_per_second"]
         seen, seconds = entry["train_tokens_seen"]["mean"], entry["train_seconds"]["mean"]
         real_time = f" ({rate / tokens_per_second:.2f} x real time)" if rate and tokens_per_second else ""
         rows.append(
-            [
-                entry["model"],
-                _shown(nll),
-                f"{bits(nll['mean']):.4f}",
-                *(f"{entry[name]['mean']:.5g}" for name in columns),
-                "-" if difference is None else _shown(difference, sign="+"),
-                f"{entry['num_parameters'] / 1e6:.2f} M",
-                f"{seen / 1e6:.2f} M in {seconds:.0f} s",
-                "-" if rate is None else f"{rate:,.0f}/s{real_time}",
-            ]
+            {
+                "model": entry["model"],
+                f"nats/{unit} {brackets}".strip(): _shown(nll),
+                f"bits/{unit}": f"{bits(nll['mean']):.4f}",
+                **{heading: f"{entry[name]['mean']:.5g}" for name, heading in columns.items()},
+                f"vs {baseline}, nats {brackets}".strip(): "-" if difference is None else _shown(difference, sign="+"),
+                "parameters": f"{entry['num_parameters'] / 1e6:.2f} M",
+                f"{unit}s seen": f"{seen / 1e6:.2f} M in {seconds:.0f} s",
+                "training": "-" if rate is None else f"{rate:,.0f}/s{real_time}",
+            }
         )
     seeds = f"over {num_seeds} seeds, which the other figures are means of" if num_seeds > 1 else "one seed"
     over = [*(f"95% intervals over {each}" for each in wholes), seeds]
-    lines = [*table(header, rows), f"{', '.join(over)}; differences are paired; trained in turn"]
-    return [*lines, *figures["warnings"]]
+    note = f"{', '.join(over)}; differences are paired; trained in turn"
+    return as_table(rows, note, *figures["warnings"], domain.scope(figures["runs"][0]))
 
 
 def _shown(figure: dict[str, Any], *, sign: str = "") -> str:

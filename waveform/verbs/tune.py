@@ -10,7 +10,7 @@ from waveform.domain import TrainRequest, token_domain_of
 from waveform.runs.settings import given_by, to_yaml
 from waveform.runs.space import SearchConfig, shown
 from waveform.system.atomic import require_writable
-from waveform.system.console import counted, table
+from waveform.system.console import as_table, counted
 from waveform.system.errors import UserError
 from waveform.system.output import write_bytes, write_json
 
@@ -57,7 +57,7 @@ def tune(
         )
     best = entries[0]
     if show_progress:
-        print("\n".join(_table(entries[:_NUM_ROWS], domain.unit)))
+        print(_table(entries[:_NUM_ROWS], domain.unit))
         if (num_others := len(entries) - _NUM_ROWS) > 0:
             print(f"and {counted(num_others, 'other trial')}")
     if best["state"] != "complete":
@@ -76,21 +76,20 @@ def tune(
     return entries
 
 
-def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:
-    header = ["trial", f"nats/{unit}", f"bits/{unit}", "state", "parameters", f"{unit}s seen", "settings"]
+def _table(entries: list[dict[str, Any]], unit: str) -> str:
     rows = []
     for entry in entries:
         nats, bits = entry["nats_per_token"], entry["bits_per_token"]
         share = max(entry["nll_nats_by_share_of_budget"], default="0")
         rows.append(
-            [
-                str(entry["trial"]),
-                "-" if nats is None else f"{nats:.4f}",
-                "-" if bits is None else f"{bits:.4f}",
-                entry["state"] + (f" at {float(share):.0%}" if entry["state"] == "pruned" else ""),
-                f"{entry['num_parameters']:,}" if "num_parameters" in entry else "-",
-                f"{entry['train_tokens_seen']:,}" if "train_tokens_seen" in entry else "-",
-                shown(entry["drawn"]),
-            ]
+            {
+                "trial": str(entry["trial"]),
+                f"nats/{unit}": "-" if nats is None else f"{nats:.4f}",
+                f"bits/{unit}": "-" if bits is None else f"{bits:.4f}",
+                "state": entry["state"] + (f" at {float(share):.0%}" if entry["state"] == "pruned" else ""),
+                "parameters": f"{entry['num_parameters']:,}" if "num_parameters" in entry else "-",
+                f"{unit}s seen": f"{entry['train_tokens_seen']:,}" if "train_tokens_seen" in entry else "-",
+                "settings": shown(entry["drawn"]),
+            }
         )
-    return table(header, rows)
+    return as_table(rows)
