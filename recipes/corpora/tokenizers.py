@@ -22,7 +22,6 @@ from waveform.system.errors import UserError
 
 TOKENIZER_FILE = "tokenizer.json"
 UNKNOWN = "<unk>"
-_UNKNOWN_BYTE, _LEFT_OUT = -1, -2  # instead of the id of a symbol
 _ALPHABET = b" abcdefghijklmnopqrstuvwxyz"
 # Of published corpora: tokens, punctuation that had no space before it or after it, and quotations.
 _JOINED = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("`` ", '"'), (" ''", '"'))
@@ -64,10 +63,8 @@ class SymbolTokenizer(TextTokenizer):
     def __init__(self, kind: str, symbols: bytes) -> None:
         """kind: bytes, characters or symbols; symbols: in the order of their ids."""
         self.kind, self.symbols, self.vocab_size = kind, symbols, len(symbols)
-        self._ids = np.full(256, _UNKNOWN_BYTE, dtype=np.int16)
-        if kind == "symbols":
-            self._ids[ord("\n")] = _LEFT_OUT
-        self._ids[list(symbols)] = np.arange(len(symbols))
+        self._left_out = b"\n" if kind == "symbols" and b"\n" not in symbols else b""
+        self._known, self._ids = symbols + self._left_out, bytes.maketrans(symbols, bytes(range(len(symbols))))
 
     @property
     def begin(self) -> int:
@@ -79,25 +76,22 @@ class SymbolTokenizer(TextTokenizer):
     def encode(self, document: Document) -> Iterator[np.ndarray]:
         position = document.start
         for block in document.blocks():
-            ids = self._ids[np.frombuffer(block, dtype=np.uint8)]
-            wrong = np.flatnonzero(ids == _UNKNOWN_BYTE)
-            if len(wrong):
+            if wrong := block.translate(None, self._known)[:1]:
                 remedy = "give that of a model of this corpus" if self.kind == "symbols" else "it has a to z and spaces"
                 raise UserError(
-                    f"{document.source.path}: byte {position + int(wrong[0]):,} of {document.file} is "
-                    f"{block[wrong[0] : wrong[0] + 1]!r}, which is not in the vocabulary; {remedy}"
+                    f"{document.source.path}: byte {position + block.index(wrong):,} of {document.file} is {wrong!r}, "
+                    f"which is not in the vocabulary; {remedy}"
                 )
             position += len(block)
-            yield ids[ids >= 0].astype(np.uint8)
+            yield np.frombuffer(block.translate(self._ids, self._left_out), dtype=np.uint8)
 
     def encode_prompt(self, text: str) -> np.ndarray:
         text = text.rstrip("\n") if self.kind == "characters" else text
         encoded = text.encode(errors="surrogateescape")
-        ids = self._ids[list(encoded)]
-        for i in np.flatnonzero(ids == _UNKNOWN_BYTE)[:1]:
-            wrong = text[len(encoded[:i].decode(errors="ignore"))]
+        if first := encoded.translate(None, self._known)[:1]:
+            wrong = text[len(encoded[: encoded.index(first)].decode(errors="ignore"))]
             raise UserError(f"the prompt contains {wrong!r}, which this run does not know; leave it out")
-        return ids[ids >= 0].astype(np.uint8)
+        return np.frombuffer(encoded.translate(self._ids, self._left_out), dtype=np.uint8)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(self.symbols[i] for i in ids).decode(errors="replace")
