@@ -7,6 +7,7 @@ together. With an unroll goes the state that the agent had at its start.
 Shape letters: N rows of this process, T steps of an unroll, U unrolls.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +20,11 @@ from recipes.reinforcement.random_rows import RandomRows
 from waveform.engine.interface import State, map_state, reset_rows, state_tensors, take_rows
 
 _STREAM = 2  # of random numbers
-REWARD_CLIPPING = ("abs_one", "soft_asymmetric", "none")
-
-
-def clipped(rewards: np.ndarray, how: str) -> np.ndarray:
-    """Rewards as agents learn from them (scalable_agent, `reward_clipping`); how: one of `REWARD_CLIPPING`."""
-    if how == "abs_one":
-        return rewards.clip(-1, 1)
-    if how == "soft_asymmetric":
-        squeezed = np.tanh(rewards / 5)
-        return np.asarray(5 * np.where(rewards < 0, 0.3 * squeezed, squeezed))
-    return rewards
+REWARD_CLIPPING: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # what agents learn from, as in scalable_agent
+    "abs_one": lambda rewards: rewards.clip(-1, 1),
+    "soft_asymmetric": lambda rewards: 5 * np.where(rewards < 0, 0.3 * np.tanh(rewards / 5), np.tanh(rewards / 5)),
+    "none": lambda rewards: rewards,
+}
 
 
 class Steps(NamedTuple):
@@ -71,7 +66,8 @@ class Actors:
         self, environments: Environments, agent: Agent, *, unroll: int, clipping: str, seed: int, rows: np.ndarray
     ) -> None:
         """unroll: T; rows: indices [N] over all processes; the agent is the one that acts, on its own device."""
-        self.environments, self.agent, self.unroll, self._clipping = environments, agent, unroll, clipping
+        self.environments, self.agent, self.unroll = environments, agent, unroll
+        self._clipped = REWARD_CLIPPING[clipping]
         self._random = RandomRows(seed, stream=_STREAM, rows=rows)
         num_rows = len(rows)
         self.device = agent.value.weight.device
@@ -125,7 +121,7 @@ class Actors:
         action, log_mu, agent_state = self._act(present, state)
         outcome = self.environments.step(action.numpy())
         ended = torch.from_numpy(outcome.ended)
-        reward = torch.from_numpy(clipped(outcome.reward, self._clipping).astype(np.float32))
+        reward = torch.from_numpy(self._clipped(outcome.reward).astype(np.float32))
         rows = torch.arange(len(length))
         for kept, new in zip(state_tensors(steps), (*present, action, log_mu, reward), strict=True):
             kept[rows, length] = new
