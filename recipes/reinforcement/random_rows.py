@@ -6,17 +6,12 @@ what else was drawn, and nothing but counts has to be saved. The hash is splitmi
 
 import numpy as np
 
-_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
-_TO_UNIT = 2.0**-53
-
 
 def _mixed(bits: np.ndarray) -> np.ndarray:
-    bits = bits + _INCREMENT
-    bits = (bits ^ (bits >> _SHIFTS[0])) * _FACTORS[0]
-    bits = (bits ^ (bits >> _SHIFTS[1])) * _FACTORS[1]
-    return bits ^ (bits >> _SHIFTS[2])
+    bits = bits + 0x9E3779B97F4A7C15
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    return bits ^ (bits >> 31)
 
 
 class RandomRows:
@@ -24,11 +19,9 @@ class RandomRows:
 
     def __init__(self, seed: int, *, stream: int, rows: np.ndarray) -> None:
         """stream: tells what is drawn for one purpose from the rest; rows: indices [N] over all processes."""
-        self._keys = _mixed(
-            _mixed(np.full(len(rows), seed, np.uint64) ^ np.uint64(stream << 32)) ^ rows.astype(np.uint64)
-        )
+        self._keys = _mixed(_mixed(np.full(len(rows), seed ^ stream << 32, np.uint64)) ^ rows.astype(np.uint64))
 
     def uniform(self, counts: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """counts [n] of `rows`, which are places among this process's -> numbers [n] in [0, 1)."""
         bits = _mixed(self._keys[rows] ^ _mixed(counts.astype(np.uint64)))
-        return np.asarray((bits >> np.uint64(11)) * _TO_UNIT)
+        return np.asarray((bits >> 11) * 2.0**-53)
