@@ -6,7 +6,7 @@ Rows step side by side, and what happens in them is what would happen in this pr
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
@@ -29,16 +29,16 @@ class EnvironmentProcesses(Environments):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "gymnasium"])
         self._connections: list[Connection[Any, Any]] = []
-        self._processes = []
+        self._processes, open_connections = [], ExitStack()
         for row in rows.reshape(-1, 1):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there, make, row), daemon=True)
             process.start()
             there.close()
-            self._connections.append(here)
+            self._connections.append(open_connections.enter_context(here))
             self._processes.append(process)
         # Before the processes are waited for when this one ends; they end when nobody is there to ask.
-        Finalize(self, _close, args=(self._connections,), exitpriority=0)
+        Finalize(self, open_connections.close, exitpriority=0)
         (self.observation, self.num_actions), *_ = [self._answer(row) for row in range(len(rows))]
 
     def begin(self) -> np.ndarray:
@@ -79,11 +79,6 @@ class EnvironmentProcesses(Environments):
         if isinstance(answer, UserError):
             raise answer
         return answer
-
-
-def _close(connections: list["Connection[Any, Any]"]) -> None:
-    for connection in connections:
-        connection.close()
 
 
 def _serve(connection: "Connection[Any, Any]", make: _Make, rows: np.ndarray) -> None:
