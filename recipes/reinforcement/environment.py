@@ -40,20 +40,15 @@ class Environments(Protocol):
 
     def begin(self) -> np.ndarray:
         """Begin the first episode of every row -> observations [N, ...]."""
-        ...
 
     def step(self, actions: np.ndarray) -> Outcome:
         """actions [N], whole numbers below `num_actions`."""
-        ...
 
     def state(self) -> Sequence[np.ndarray]:
         """Arrays of fixed shapes, rows first, from which `restore` continues exactly."""
-        ...
 
     def restore(self, state: Sequence[np.ndarray]) -> None:
         """Continue from what `state` returned, with any rows of it that belong to this process."""
-        ...
 
     def picture(self) -> np.ndarray:
         """The first row, drawn: [height, width, 3], uint8."""
-        ...
