@@ -31,6 +31,8 @@ def test_the_figures_are_there_and_sane(tmp_path: Path, capsys: Capsys, monkeypa
         return measure_preparation(**job.arguments, scratch=scratch)
 
     monkeypatch.setattr(verb, "run_in_child", run)
+    quick = "from waveform.benchmarks import sampling; sampling._STEPS_S = 0.01; run_job("  # as in tests/conftest.py
+    monkeypatch.setattr(child, "_CHILD", child._CHILD.replace("run_job(", quick))
     command = ["bench", "--device", "cpu", "--audio-minutes", 0.1, "--batch-size", 2, *TINY]
     content = figures_of(tmp_path / "bench.json", *command)
     out = capsys.readouterr().out
