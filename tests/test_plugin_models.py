@@ -16,6 +16,7 @@ from tests import laws
 from tests.calling import TRAIN, cli, figures_of, mistake, prepared_tones
 from tests.plugin_models import FullLSTM
 from tests.ranks.run_ranks import run_ranks
+from tests.recipes.corpus_files import write_folder
 from tests.test_laws import LAWS
 from waveform.engine.interface import OptionalParts
 from waveform.engine.metrics import read_metrics
@@ -30,13 +31,10 @@ SETTINGS = [*TRAIN, "train.window=32", "train.unroll=2"]
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """A package whose entry points name the two models, for this process and those that it starts."""
-    info = tmp_path / "site" / "my_models-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "entry_points.txt").write_text(
-        "[waveform.models]\nplain_lstm = tests.plugin_models:LSTM\nfull_lstm = tests.plugin_models:FullLSTM\n"
-    )
-    monkeypatch.syspath_prepend(info.parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (info.parent, ROOT))))
+    points = "[waveform.models]\nplain_lstm = tests.plugin_models:LSTM\nfull_lstm = tests.plugin_models:FullLSTM\n"
+    site = write_folder(tmp_path / "site", {"my_models-1.0.dist-info/entry_points.txt": points})
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (site, ROOT))))
     monkeypatch.setattr(FullLSTM, "used", set())
 
 

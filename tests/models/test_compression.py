@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests import laws
+from tests.recipes.corpus_files import write_folder
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
@@ -35,12 +36,9 @@ class ByUse(Compressor):
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> laws.Case:
     """A small model with the compression function `by_use` of an installed package; its `wrong` is not one."""
-    (tmp_path / "my_compression-1.0.dist-info").mkdir()
-    (tmp_path / "my_compression.py").write_text(_MODULE)
-    (tmp_path / "my_compression-1.0.dist-info" / "entry_points.txt").write_text(
-        "[waveform.compressions]\nby_use = my_compression:ByUse\nwrong = my_compression:Tensor\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+    points = "[waveform.compressions]\nby_use = my_compression:ByUse\nwrong = my_compression:Tensor\n"
+    files = {"my_compression.py": _MODULE, "my_compression-1.0.dist-info/entry_points.txt": points}
+    monkeypatch.syspath_prepend(write_folder(tmp_path, files))
     variants = laws.CONFIGS["compressive_transformer"]
     monkeypatch.setitem(variants, "by-use", {**variants["conv-ragged"], "compression": "by_use"})
     return laws.Case("compressive_transformer", "by-use")
