@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 import soundfile
 
+from waveform.audio import wav
 from waveform.audio.sinks import Output
-from waveform.audio.wav import WavWriter, write_wav
+from waveform.audio.wav import wav_writer, write_wav
 from waveform.system.errors import UserError
 
 
 def test_wav_is_whole_after_every_append(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.wav"
     samples = np.random.default_rng(0).uniform(-1, 1, 1000).astype(np.float32)
-    writer = WavWriter(path, sample_rate_hz=24_000)
-    for start in range(0, 1000, 250):
-        with wave.open(str(path)) as reader:
-            assert (reader.getnframes(), reader.getframerate(), reader.getnchannels()) == (start, 24_000, 1)
-        writer.append(samples[start : start + 250])
-    read, rate = soundfile.read(path, dtype="float32")  # before closing, as a killed process leaves it
-    writer.close()
+    with wav_writer(path, sample_rate_hz=24_000) as append:
+        for start in range(0, 1000, 250):
+            with wave.open(str(path)) as reader:
+                assert (reader.getnframes(), reader.getframerate(), reader.getnchannels()) == (start, 24_000, 1)
+            append(samples[start : start + 250])
+        read, rate = soundfile.read(path, dtype="float32")  # before closing, as a killed process leaves it
     assert rate == 24_000 and path.stat().st_size == 44 + 2000
     np.testing.assert_allclose(read, samples, atol=0.5001 / 32768)
 
@@ -42,9 +42,11 @@ def test_a_sound_too_long_for_a_wav_is_refused_before_it_is_drawn(tmp_path: Path
     assert not path.parent.exists()
 
 
-def test_a_wav_cannot_pass_4_gib(tmp_path: Path) -> None:
-    writer = WavWriter(tmp_path / "x.wav", sample_rate_hz=24_000)
-    writer._data_bytes = 2**32 - 50
-    with pytest.raises(UserError, match="at most 25 hours"):
-        writer.append(np.zeros(100, dtype=np.float32))
-    writer.close()
+def test_a_wav_cannot_pass_4_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wav._MAX_WAV_BYTES == 2**32 - 1 - 44
+    monkeypatch.setattr(wav, "_MAX_WAV_BYTES", 300)
+    with wav_writer(tmp_path / "x.wav", sample_rate_hz=24_000) as append:
+        append(np.zeros(100, dtype=np.float32))
+        with pytest.raises(UserError, match="a WAV holds at most"):
+            append(np.zeros(100, dtype=np.float32))
+    assert (tmp_path / "x.wav").stat().st_size == 44 + 200

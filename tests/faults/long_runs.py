@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from tests.calling import SMALL
 from tests.faults import forkserver
 from tests.faults.fault import fault
 from waveform.audio.audio_format import AudioFormat
-from waveform.audio.wav import WavWriter
+from waveform.audio.wav import wav_writer
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.sampler import SamplingConfig, sample
 from waveform.engine.shards import Shard, ShardWriter
@@ -59,10 +58,10 @@ def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callab
 def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:
     if way == "eager":  # as for a model without its own decoder
         model.decoder = lambda state, int8=False: None
-    with closing(WavWriter(folder / "long.wav", sample_rate_hz=24_000)) as wav:
+    with wav_writer(folder / "long.wav", sample_rate_hz=24_000) as append:
 
         def write(block: Tensor) -> None:
-            wav.append(AudioFormat().decode(block[0].to(torch.uint8)))
+            append(AudioFormat().decode(block[0].to(torch.uint8)))
             count(block.shape[1])
 
         config = SamplingConfig(int8=way == "int8")

@@ -18,7 +18,7 @@ from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
 from tests.faults.forks import Points
 from tests.faults.killed_preparation import make_sources
-from waveform.audio.wav import WavWriter
+from waveform.audio import wav
 from waveform.cli import main
 from waveform.verbs import demo
 from waveform.verbs.sample import sample
@@ -119,16 +119,16 @@ def _ask(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 def _surround_wavs(points: Points) -> None:
     """Make points before, within and after every write of a WAV."""
-    real = WavWriter._write
+    real = wav.write_all
 
-    def write(self: WavWriter, data: bytes, *, offset: int) -> None:
-        part = "header" if offset == 0 else "block"
-        cut = data[: len(data) // 2 if offset else 0]
-        points.point(f"half of a WAV's {part}", lambda: real(self, cut, offset=offset))
-        real(self, data, offset=offset)
+    def write(file: io.FileIO, data: bytes) -> None:
+        part = "block" if file.tell() else "header"
+        cut = data[: len(data) // 2 if file.tell() else 0]
+        points.point(f"half of a WAV's {part}", lambda: real(file, cut))
+        real(file, data)
         points.point(f"after a WAV's {part}")
 
-    WavWriter._write = write  # on purpose: this is the fault
+    wav.write_all = write  # on purpose: this is the fault
 
 
 @fault("killed while sampling, evaluating, comparing", short=4, long=100, in_server=True)

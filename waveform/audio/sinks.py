@@ -4,14 +4,14 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from waveform.audio.speaker import speaker
-from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, require_wav_length, wav_header
+from waveform.audio.wav import UNKNOWN_BYTES, pcm_bytes, require_wav_length, wav_header, wav_writer
 from waveform.engine.dataset import is_dataset
 from waveform.system.atomic import explain_write_errors, is_held, write_all
 from waveform.system.errors import UserError
@@ -115,11 +115,11 @@ def wav_files(paths: Sequence[Path], *, sample_rate_hz: int) -> Iterator[Write]:
     """
     growing = [_unfinished(path) for path in paths]
     with ExitStack() as stack:
-        writers = [stack.enter_context(closing(WavWriter(path, sample_rate_hz=sample_rate_hz))) for path in growing]
+        appends = [stack.enter_context(wav_writer(path, sample_rate_hz=sample_rate_hz)) for path in growing]
 
         def write(block: np.ndarray) -> None:
-            for writer, samples in zip(writers, block, strict=True):
-                writer.append(samples)
+            for append, samples in zip(appends, block, strict=True):
+                append(samples)
 
         try:
             yield write

@@ -2,7 +2,8 @@
 
 import fcntl
 import struct
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -45,45 +46,38 @@ def wav_header(num_bytes: int, sample_rate_hz: int) -> bytes:
     )  # fmt: skip
 
 
-class WavWriter:
-    """Writes a mono 16-bit PCM WAV as samples arrive, until it is closed. An existing file is replaced.
+@contextmanager
+def wav_writer(path: Path, *, sample_rate_hz: int) -> Iterator[Callable[[np.ndarray], None]]:
+    """Open a mono 16-bit PCM WAV for what it yields: a function that appends float samples [n], clipped to -1..1.
 
-    The file on disk is a complete WAV at every moment, so that what a killed process leaves can be played. While it is
-    open, its lock is held (`atomic.is_held`). libsndfile is not used because it hides why a write failed.
-
-    Raises UserError if the disk is full or the folder read-only.
+    An existing file is replaced. The file on disk is a complete WAV at every moment, so that what a killed process
+    leaves can be played. While it is open, its lock is held (`atomic.is_held`). libsndfile is not used because it hides
+    why a write failed. Raises UserError if the disk is full or the folder read-only, and for too many samples.
     """
+    with explain_write_errors(path):
+        write_bytes(path, wav_header(0, sample_rate_hz))
+        file = FileIO(path, "r+")
+    num_bytes = 0  # of samples
 
-    def __init__(self, path: str | Path, *, sample_rate_hz: int) -> None:
-        self.path = Path(path)
-        self._rate = sample_rate_hz
-        self._data_bytes = 0
-        with explain_write_errors(self.path):
-            write_bytes(self.path, wav_header(0, self._rate))
-            self._file = FileIO(self.path, "r+")
-            with suppress(OSError):  # some file systems have no locks
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def append(self, samples: np.ndarray) -> None:
-        """Add float samples [n]; values outside -1..1 are clipped."""
+    def append(samples: np.ndarray) -> None:
+        nonlocal num_bytes
         pcm = pcm_bytes(samples)
-        require_wav_length((self._data_bytes + len(pcm)) / 2 / self._rate, sample_rate_hz=self._rate)
-        with explain_write_errors(self.path, then="sample into another --out; what was written so far can be played"):
+        require_wav_length((num_bytes + len(pcm)) / 2 / sample_rate_hz, sample_rate_hz=sample_rate_hz)
+        with explain_write_errors(path, then="sample into another --out; what was written so far can be played"):
             # Samples first, header second: if the process is killed in between, the header is still true.
-            self._write(pcm, offset=_WAV_HEADER.size + self._data_bytes)
-            self._data_bytes += len(pcm)
-            self._write(wav_header(self._data_bytes, self._rate), offset=0)
+            file.seek(_WAV_HEADER.size + num_bytes)
+            write_all(file, pcm)
+            num_bytes += len(pcm)
+            file.seek(0)
+            write_all(file, wav_header(num_bytes, sample_rate_hz))
 
-    def close(self) -> None:
-        """Close the file, which is complete already."""
-        self._file.close()
-
-    def _write(self, content: bytes, *, offset: int) -> None:
-        self._file.seek(offset)
-        write_all(self._file, content)
+    with file:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield append
 
 
-def write_wav(path: str | Path, samples: np.ndarray, *, sample_rate_hz: int) -> None:
+def write_wav(path: Path, samples: np.ndarray, *, sample_rate_hz: int) -> None:
     """Write float samples [n] in -1..1 as a mono 16-bit PCM WAV. Raises UserError if the file cannot be written."""
-    with closing(WavWriter(path, sample_rate_hz=sample_rate_hz)) as writer:
-        writer.append(samples)
+    with wav_writer(path, sample_rate_hz=sample_rate_hz) as append:
+        append(samples)
