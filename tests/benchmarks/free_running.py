@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import waveform
 from waveform.audio.audio_format import AudioFormat, format_of
@@ -36,7 +35,7 @@ def recordings(folder: Path, split: str, *, label: str | None = None) -> tuple[A
     order = np.random.default_rng(0).permutation(len(tokens.lengths))
     kept = [i for i in order if label in (None, tokens.labels[i])]
     pieces = [tokens.read(i, start=0, stop=int(tokens.lengths[i])) for i in kept]
-    return audio_format, [audio_format.decode(torch.from_numpy(piece.astype(np.uint8))).numpy() for piece in pieces]
+    return audio_format, [audio_format.decode(piece) for piece in pieces]
 
 
 def draw(

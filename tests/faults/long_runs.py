@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tests.calling import SMALL
@@ -61,7 +60,7 @@ def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable
     with wav_writer(folder / "long.wav", sample_rate_hz=24_000) as append:
 
         def write(block: Tensor) -> None:
-            append(AudioFormat().decode(block[0].to(torch.uint8)))
+            append(AudioFormat().decode(block[0].numpy()))
             count(block.shape[1])
 
         config = SamplingConfig(int8=way == "int8")

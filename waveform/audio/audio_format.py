@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from torch import Tensor
 
 from waveform.audio import quantiser
 from waveform.engine.sound_classes import NUM_CLASSES
@@ -63,11 +62,11 @@ class AudioFormat:
         """The settings that ask for it, by their names."""
         return {f"data.{name}": value for name, value in vars(self).items()}
 
-    def encode(self, samples: Tensor) -> Tensor:
+    def encode(self, samples: np.ndarray) -> np.ndarray:
         """Quantise float samples [...] in -1..1 (others are clipped) to classes [...] uint8."""
         return quantiser.encode(samples, self._stored)
 
-    def decode(self, tokens: Tensor) -> Tensor:
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
         """Turn classes [...] (any integer dtype) into samples [...] float32 in -1..1."""
         return quantiser.decode(tokens, self._stored)
 

@@ -11,7 +11,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from waveform.engine.sound_classes import classes_of
 
@@ -20,30 +19,30 @@ _CELL_MARGIN = 1e-6  # cells overlap by more than x + 1 is rounded in fp32
 
 
 @cache
-def _tables(quantiser: str) -> tuple[Tensor, Tensor, Tensor]:
+def _tables(quantiser: str) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
     """Return the class below each cell's boundary [cells], that boundary [cells], and the value of each class [256]."""
     classes = classes_of({"kind": "audio", "quantiser": quantiser})
     assert classes is not None
     lower_edges = (np.arange(2 * _CELLS + 1) - 0.5) / _CELLS - 1 - _CELL_MARGIN
     below = np.searchsorted(classes.bounds, lower_edges, side="right")
     boundary = np.append(classes.bounds, np.inf)[below].astype(np.float32)
-    return torch.from_numpy(below.astype(np.uint8)), torch.from_numpy(boundary), torch.tensor(classes.values)
+    return torch.from_numpy(below.astype(np.uint8)), torch.from_numpy(boundary), np.array(classes.values, np.float32)
 
 
-def encode(samples: Tensor, quantiser: str) -> Tensor:
+def encode(samples: np.ndarray, quantiser: str) -> np.ndarray:
     """Quantise a waveform: float samples [...], clipped to -1..1, become classes [...] uint8; 0.0 becomes 128.
 
     quantiser: its name in dataset.json. Samples must be finite (`files.read_blocks` refuses a file if they are not).
     """
     below, boundary, _ = _tables(quantiser)
-    flat = samples.detach().to("cpu", torch.float32).flatten().clamp(-1, 1)
+    flat = torch.from_numpy(samples).float().flatten().clamp(-1, 1)
     cell = (flat * _CELLS).add_(_CELLS + 0.5).int()
     # index_select, because `take` and indexing cost two and six times as much; numpy compares in a seventh of the time.
     is_above = torch.from_numpy(flat.numpy() >= boundary.index_select(0, cell).numpy())
-    return below.index_select(0, cell).add_(is_above).view(samples.shape).to(samples.device)
+    return below.index_select(0, cell).add_(is_above).view(samples.shape).numpy()
 
 
-def decode(tokens: Tensor, quantiser: str) -> Tensor:
+def decode(tokens: np.ndarray, quantiser: str) -> np.ndarray:
     """Turn classes [...] (any integer dtype, 0..255) into samples [...] float32 in -1..1."""
     _, _, values = _tables(quantiser)
-    return values.to(tokens.device)[tokens.long()]
+    return values[tokens]

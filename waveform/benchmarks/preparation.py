@@ -64,7 +64,7 @@ def measure_preparation(
             deque(resample_blocks([mono], from_hz=CD_RATE_HZ, to_hz=rate), maxlen=0)
 
         resample()  # loads torchaudio and makes the kernel
-        config.audio_format.decode(torch.zeros(1, dtype=torch.uint8))  # makes the table
+        config.audio_format.decode(np.zeros(1, dtype=np.uint8))  # makes the table
         prepare_s, decode_s, resample_s = [], [], []
         for i in range(_REPEATS):
             preparation = partial(prepare, folder, scratch / f"data{i}", config=config, show_progress=False)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from waveform.audio.audio_format import AudioFormat
 from waveform.engine.sampler import SamplingConfig
@@ -106,4 +105,4 @@ def real_clips(
         )
     chosen = rng.permutation(len(places))[:num]
     pieces = [tokens.read(places[i][0], start=places[i][1], stop=places[i][1] + length) for i in chosen]
-    return [audio_format.decode(torch.from_numpy(piece.astype(np.uint8))).numpy() for piece in pieces]
+    return [audio_format.decode(piece) for piece in pieces]

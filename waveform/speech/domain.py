@@ -178,9 +178,9 @@ def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | Non
             config=SamplingConfig(classes=data.open_split("train").token_range),
             on_block=keep,
         )
-        samples = audio_format.decode(torch.cat(blocks).to(torch.uint8))
+        samples = audio_format.decode(torch.cat(blocks).numpy())
         rate = audio_format.sample_rate_hz
-        log.tracker.add_audio("sample", samples, step, sample_rate_hz=rate)
-        log.tracker.add_image("sample/mel", mel_image(samples.numpy(), sample_rate_hz=rate), step)
+        log.tracker.add_audio("sample", torch.from_numpy(samples), step, sample_rate_hz=rate)
+        log.tracker.add_image("sample/mel", mel_image(samples, sample_rate_hz=rate), step)
 
     return summarise

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 
 from waveform.analyses.by_place import NllByPlace
 from waveform.audio.audio_format import AudioFormat
@@ -259,8 +258,7 @@ def _recordings(
         long = sorted(sorted(range(len(tokens)), key=lambda i: -tokens.lengths[i])[:num])
     num = min(num, len(long))
     for index in (long[i * len(long) // num] for i in range(num)):
-        read = tokens.read(index, start=0, stop=length + round(_SEARCHED_S * rate))
-        samples = audio_format.decode(torch.from_numpy(read.astype(np.int64))).numpy()
+        samples = audio_format.decode(tokens.read(index, start=0, stop=length + round(_SEARCHED_S * rate)))
         onset = int(np.argmax(np.abs(samples) >= _ONSET * np.abs(samples).max()))
         start = max(0, min(onset - round(_BEFORE_ONSET_S * rate), len(samples) - length))
         yield tokens.names[index], samples[start : start + length]

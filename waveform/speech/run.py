@@ -74,7 +74,7 @@ class Run(TrainedRun):
         audio_format = self.audio_format
         blocks = resample_blocks([_mono(audio)], from_hz=int(sample_rate_hz), to_hz=audio_format.sample_rate_hz)
         samples = audio_format.scale(np.concatenate(list(blocks)))
-        tokens = audio_format.encode(torch.from_numpy(samples)).to(torch.int64)
+        tokens = torch.from_numpy(audio_format.encode(samples)).long()
         vocab_size = int(self.config["dataset"]["vocab_size"])
         inputs = shift_right(tokens, vocab_size=vocab_size, label=self.label_number(label))
         state = self.model.init_state(1, device=self.device, dtype=torch.float32)
@@ -109,10 +109,10 @@ class Run(TrainedRun):
         audio_format = self.audio_format
         check_amount(num, seconds, endless=on_block is not None)
         num_steps = sys.maxsize if seconds == math.inf else max(1, round(seconds * audio_format.sample_rate_hz))
-        prompt = None if prime is None else audio_format.encode(torch.from_numpy(_mono(prime)))
+        prompt = None if prime is None else torch.from_numpy(audio_format.encode(_mono(prime)))
 
         def sound(tokens: Tensor) -> np.ndarray:
-            return audio_format.decode(tokens.to(torch.uint8)).numpy()
+            return audio_format.decode(tokens.numpy())
 
         if labels is not None and (isinstance(labels, str) or len(labels) != num):
             raise UserError(f"labels is {labels!r}; give a list of {num}, one for each sample")

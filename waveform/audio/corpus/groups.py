@@ -19,7 +19,6 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import torch
 
 from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus.scan import FoundFile
@@ -142,7 +141,7 @@ def _write_file(
             frames = block[: len(block) // frame * frame].reshape(-1, frame)
             silent = np.einsum("ij,ij->i", frames, frames) / frame < SILENCE_RMS**2
             counts.update(used=len(block), frames=len(frames), silent=int(np.count_nonzero(silent)))
-            yield audio_format.encode(torch.from_numpy(block)).numpy()
+            yield audio_format.encode(block)
 
     with closing(AudioFile(audio_dir / name)) as file:
         tokens = encoded(_scaled(file.blocks(sample_rate_hz=rate), audio_format))
