@@ -41,14 +41,12 @@ class DeviceDecoder(Decoder):
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """As `Decoder.step`."""
         logits = self.device_step(tokens)
         self.advance(1)
         return logits
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
-        """As `Decoder.draw`."""
         if tokens.device.type != "cuda":
             return super().draw(tokens, uniform, config)
         if self._loop is None or self._loop.config != config:
@@ -71,7 +69,6 @@ class CudaGraphLoop:
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniform: Tensor) -> Tensor:
-        """As `Decoder.draw`."""
         self._tokens.copy_(tokens)
         return torch.cat([self._draw(part) for part in uniform.split(_MAX_STEPS)])
 

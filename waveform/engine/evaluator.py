@@ -79,12 +79,11 @@ class Tally:
         device = fp64_device(device)
         self._nats = torch.zeros(len(tokens), dtype=torch.float64, device=device)
         self._counts = torch.zeros(len(tokens), dtype=torch.int64)
-        if classes is None:
-            self._num_classes = 0
-        else:
-            self._num_classes = classes.vocab_size if isinstance(classes, TokenSet) else int(classes.max()) + 1
-        self._class_nats = torch.zeros(self._num_classes, dtype=torch.float64, device=device)
-        self._class_counts = torch.zeros(self._num_classes, dtype=torch.int64, device=device)
+        num_classes = 0
+        if classes is not None:
+            num_classes = classes.vocab_size if isinstance(classes, TokenSet) else int(classes.max()) + 1
+        self._class_nats = torch.zeros(num_classes, dtype=torch.float64, device=device)
+        self._class_counts = torch.zeros(num_classes, dtype=torch.int64, device=device)
 
     def add(self, dealt: DealtWindow, scores: ScoredWindow) -> int:
         """Count one window; returns the number of its tokens."""
@@ -96,7 +95,7 @@ class Tally:
         if self._classes is not None:
             of_token = self._classes_of(dealt).to(sums.device)
             self._class_nats.index_add_(0, of_token, wide(nll[scores.scored]))
-            self._class_counts += torch.bincount(of_token, minlength=self._num_classes)
+            self._class_counts += torch.bincount(of_token, minlength=len(self._class_counts))
         return int(lengths.sum())
 
     def _classes_of(self, dealt: DealtWindow) -> Tensor:
