@@ -3,7 +3,8 @@
 A row at a time through all layers, so that what it needs stays in cache, and threads work on rows of their own. The
 gradients of weights are summed by each thread for its rows, and then over threads, in order.
 
-p: the record of a layer. `p.name` is an address; `p.t_name` a place in a thread's scratch, `p.s_name` in its sums.
+p: the record of a layer. `p.name` is an address, 0 of what is not there; `p.t_name` a place in a thread's scratch,
+`p.s_name` in its sums.
 
 Shape letters: T queries, S past slots, K = S + T, K_ padded to whole vectors, D model width, H heads, d = D / H, F
 feed-forward width, P position features: sines, padded to whole vectors, then cosines; G new compressed slots, c rate.
@@ -131,7 +132,7 @@ def _attend(row, kept, scratch, p):
             rows.softmax_rows(tile, K_, n, S + t + 1, True, K_, p.scale)
             product(tile, K_, 1, values, 2 * D, at(mixed, t * D + column), D, n, d, seen, False)
     after = at(p.after, kept * T * D)
-    if p.has_dropout:
+    if p.mixed_factors:
         product(mixed, D, 1, p.output_t, D, after, D, T, D, D, False)
         rows.multiply(after, at(p.mixed_factors, row * T * D), after, T * D)
         rows.add_rows(after, 0, x, 0, after, 0, 1, T * D)
@@ -151,13 +152,13 @@ def _feed_forward(row, kept, p):
     product(normed, D, 1, p.folded_in_t, F, inner, F, T, F, D, True)
     rows.gelu_rows(inner, active, T * F)
     out = at(p.out, row * T * D)
-    if p.has_dropout:
+    if p.inner_factors:
         rows.multiply(active, at(p.inner_factors, row * T * F), active, T * F)
         rows.repeat_row(p.feed_out_bias, out, T, D)
     else:
         rows.add_rows(after, D, p.feed_out_bias, 0, out, D, T, D)
     product(active, F, 1, p.feed_out_t, D, out, D, T, D, F, True)
-    if p.has_dropout:
+    if p.out_factors:
         rows.multiply(out, at(p.out_factors, row * T * D), out, T * D)
         rows.add_rows(out, 0, after, 0, out, 0, 1, T * D)
 
@@ -172,7 +173,7 @@ def _compress(row, kept, scratch, p):
     groups = at(p.groups, row * G * D)
     rows.repeat_row(p.compression_bias, groups, G, D)
     product(consumed, p.rate * D, 1, p.compression_t, D, groups, D, G, D, p.rate * D, True)
-    if not p.has_loss:
+    if not p.losses:
         return
     normed, factors, kv = at(scratch, p.t_group_normed), at(scratch, p.t_factors), at(scratch, p.t_group_keys_values)
     rows.standardise(groups, normed, factors, G, D, p.epsilon)
@@ -219,14 +220,14 @@ def _feed_forward_backward(row, scratch, sums, p):
     grad_out = at(p.grad_out, row * T * D)
     normed, inner, active = at(p.normed, row * T * D), at(p.inner, row * T * F), at(p.active, row * T * F)
     grad_fed = grad_out
-    if p.has_dropout:
+    if p.out_factors:
         grad_fed = at(scratch, p.t_mixed)
         rows.multiply(grad_out, at(p.out_factors, row * T * D), grad_fed, T * D)
     product(grad_fed, 1, D, active, F, at(sums, p.s_feed_out), F, D, F, T, True)
     rows.add_column_sums(grad_fed, D, at(sums, p.s_feed_out_bias), T, D)
     grad_inner, grad_normed = at(scratch, p.t_inner), at(scratch, p.t_normed)
     product(grad_fed, D, 1, p.feed_out, F, grad_inner, F, T, F, D, False)
-    if p.has_dropout:
+    if p.inner_factors:
         rows.multiply(grad_inner, at(p.inner_factors, row * T * F), grad_inner, T * F)
     rows.multiply_by_gelu_slope(inner, grad_inner, T * F)
     product(grad_inner, 1, F, normed, D, at(sums, p.s_feed_in), D, F, D, T, True)
@@ -245,7 +246,7 @@ def _attend_backward(row, scratch, sums, p):
     grad_after, grad_normed = at(p.grad_x, row * T * D), at(scratch, p.t_normed)
     mixed, q, kv = at(p.mixed, row * T * D), at(p.queries, row * T * D), at(p.keys_values, row * K_ * 2 * D)
     grad_attended = grad_after
-    if p.has_dropout:
+    if p.mixed_factors:
         grad_attended = at(scratch, p.t_normed)
         rows.multiply(grad_after, at(p.mixed_factors, row * T * D), grad_attended, T * D)
     product(grad_attended, 1, D, mixed, D, at(sums, p.s_output), D, D, D, T, True)

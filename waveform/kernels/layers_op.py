@@ -78,8 +78,6 @@ class _Sizes(NamedTuple):
     d_head: int
     num_position_features: int
     num_features: int  # P'
-    has_loss: int
-    has_dropout: int
     num_threads: int
     epsilon: float
     scale: float
@@ -104,8 +102,7 @@ def layers_in_kernels(
     given = {"past": [x_BTD[:, :0] if past is None else past.contiguous() for past in pasts], **weights}
     given |= {name: [encoding] * len(layers) for name, encoding in zip(_ENCODINGS, encodings, strict=True)}
     given["position"] = [_pack_features(weight.detach()) for weight in weights["position"]]
-    has_dropout = layers[0].training and layers[0].config.dropout
-    if has_dropout:
+    if layers[0].training and layers[0].config.dropout:
         factors = [_dropout_factors(layer, x_BTD) for layer in layers]
         given |= {name: list(of_layers) for name, of_layers in zip(_DROPOUT, zip(*factors, strict=True), strict=True)}
     (B, T, D), keeps, config = x_BTD.shape, torch.is_grad_enabled(), layers[0].config
@@ -122,8 +119,6 @@ def layers_in_kernels(
         d_head=d_head,
         num_position_features=config.num_position_features,
         num_features=of_queries.shape[1],
-        has_loss=int(keeps and bool(compression)),
-        has_dropout=int(bool(has_dropout)),
         num_threads=min(kernel_threads(), B),
         epsilon=layers[0].attention_norm.eps,
         scale=d_head**-0.5,
@@ -183,7 +178,7 @@ def _point(records: np.ndarray, of_layers: Mapping[str, Iterable[Tensor] | None]
 
 def compile_kernels() -> None:
     """Compile the kernels, or load them from disk, before their first use: calls them for no layers."""
-    run(PACK, 0, _layout(_Sizes._make([*[VECTOR] * 14, 1e-5, 1.0, *[VECTOR] * 3])).template[:0])
+    run(PACK, 0, _layout(_Sizes._make([*[VECTOR] * 12, 1e-5, 1.0, *[VECTOR] * 3])).template[:0])
 
 
 def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:
@@ -208,7 +203,7 @@ class _Layers(torch.autograd.Function):
         hidden[0] = x_BTD
         out, saved = torch.empty_like(hidden[0]), x_BTD.new_empty(L, layout.saved_size)
         groups = x_BTD.new_empty(L, len(x_BTD), sizes.num_groups, sizes.d_model) if sizes.num_groups else None
-        losses = x_BTD.new_empty(L, len(x_BTD)) if sizes.has_loss else None
+        losses = x_BTD.new_empty(L, len(x_BTD)) if sizes.keeps and sizes.num_groups else None
         scratch, records = x_BTD.new_empty(sizes.num_threads, layout.scratch_size), layout.records(saved)
         _point(records, {**given, "x": hidden, "scratch": [scratch] * L})
         _point(records, {"out": [*hidden[1:], out], "groups": groups, "losses": losses})
