@@ -131,15 +131,18 @@ class Actors:
         if unrolls is not None and full.any():
             every_row = Unrolls(start, steps, length, ended, map_state(lambda tensor: tensor[:, None], following))
             unrolls.append(take_rows(every_row, full.nonzero()[:, 0].tolist()))
+        episode_return = state.episode_return + torch.from_numpy(outcome.reward)
         self.state = state._replace(
-            present=following,
-            agent=agent_state,
+            present=following._replace(
+                action=torch.where(ended, self._no_action, action), reward=torch.where(ended, 0, reward)
+            ),
+            agent=reset_rows(agent_state, self._fresh, ended),
             start=start,
             length=torch.where(full, 0, length),
-            episode_return=state.episode_return + torch.from_numpy(outcome.reward),
+            episode_return=torch.where(ended, 0, episode_return),
             num_draws=state.num_draws + 1,
         )
-        return outcome, self._end_episodes(outcome.ended)
+        return outcome, {row: float(episode_return[row]) for row in ended.nonzero()[:, 0].tolist()}
 
     @torch.no_grad()
     def _act(self, present: Inputs, state: ActorState) -> tuple[Tensor, Tensor, State]:
@@ -151,19 +154,6 @@ class Actors:
         below = log_probabilities.double().exp().cumsum(dim=-1) <= uniform[:, None]
         action = below.sum(dim=-1).clamp(max=self.agent.num_actions - 1)
         return action, log_probabilities.gather(1, action[:, None])[:, 0], agent_state
-
-    def _end_episodes(self, ended: np.ndarray) -> dict[int, float]:
-        """Begin afresh in rows whose episode ended; returns what they were paid by these rows."""
-        if not ended.any():
-            return {}
-        rows, state = torch.from_numpy(ended), self.state
-        observation, action, reward = state.present
-        self.state = state._replace(
-            agent=reset_rows(state.agent, self._fresh, rows),
-            present=Inputs(observation, torch.where(rows, self._no_action, action), torch.where(rows, 0, reward)),
-            episode_return=torch.where(rows, 0, state.episode_return),
-        )
-        return {row: float(state.episode_return[row]) for row in rows.nonzero()[:, 0].tolist()}
 
 
 def _tensors(environments: Environments) -> tuple[Tensor, ...]:
