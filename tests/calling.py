@@ -84,10 +84,16 @@ def write_speech(folder: Path) -> None:
         soundfile.write(folder / split / "beginning.flac", samples[: rate_hz // 2], rate_hz)
 
 
-def prepared_tones(place: Path, *, train: int, valid: int, test: int, seconds: float = 0.4) -> Path:
-    """audio/ in `place`, with so many tones in each split, and the data set of it, which is returned."""
+def write_splits(folder: Path, *, train: int = 1, valid: int = 1, test: int = 1, seconds: float = 0.4) -> Path:
+    """So many tones in each split; returns the folder."""
     for split, num in (("train", train), ("valid", valid), ("test", test)):
-        write_tones(place / "audio" / split, num=num, seconds=seconds)
+        write_tones(folder / split, num=num, seconds=seconds)
+    return folder
+
+
+def prepared_tones(place: Path, **tones: Any) -> Path:
+    """audio/ in `place`, as of `write_splits`, and the data set of it, which is returned."""
+    write_splits(place / "audio", **tones)
     cli("prepare", place / "audio", place / "data")
     return place / "data"
 

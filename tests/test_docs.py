@@ -19,6 +19,7 @@ from recipes.studies.catalogue import find_study
 from recipes.text import compose_config
 from tests.calling import write_speech
 from tests.docs_settings import page
+from tests.recipes.corpus_files import write_folder
 from waveform.command.table import parser
 
 ROOT = Path(__file__).parents[1]
@@ -65,9 +66,7 @@ def place(tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
     """A folder with the audio and the text that the commands name, and an empty `site` for installed packages."""
     (tmp_path / "site").mkdir()
     write_speech(tmp_path / "AUDIO_DIR")
-    (tmp_path / "TEXT_DIR").mkdir()
-    for i in range(4):
-        (tmp_path / "TEXT_DIR" / f"{i}.txt").write_text("in the beginning was the word " * (200 + i))
+    write_folder(tmp_path, {f"TEXT_DIR/{i}.txt": "in the beginning was the word " * (200 + i) for i in range(4)})
     monkeypatch.syspath_prepend(tmp_path / "site")
     yield tmp_path
     forget_installed(tmp_path / "site")
@@ -103,8 +102,7 @@ def test_example_works(title: str, place: Path, monkeypatch: MonkeyPatch) -> Non
     """Everything in the section, from top to bottom."""
     for file, language, body in blocks(title):
         if file is not None:
-            (place / file).parent.mkdir(parents=True, exist_ok=True)
-            (place / file).write_text(body)
+            write_folder(place, {file: body})
         elif language == "sh":
             for command in body.splitlines():
                 run(command, place, monkeypatch)

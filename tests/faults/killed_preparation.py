@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from recipes.verbs.prepare import prepare as prepare_text
-from tests.calling import write_tones
+from tests.calling import write_splits
 from tests.content import content
 from tests.faults import forks
 from tests.faults.fault import fault
 from tests.faults.forks import Points
+from tests.recipes.corpus_files import write_folder
 from waveform.audio.corpus import groups
 from waveform.audio.corpus.prepare import prepare as prepare_audio
 
@@ -24,12 +25,9 @@ Prepare = Callable[[Path], Any]
 def make_sources(folder: Path) -> dict[str, Prepare]:
     """Make a folder of audio and one of text; return the functions that prepare each into a given folder."""
     groups._MIN_GROUP_BYTES = 15_000  # several shards of a few files
-    for split, num in (("train", 8), ("valid", 2), ("test", 2)):
-        write_tones(folder / "audio" / split, num=num, seconds=0.1)
+    write_splits(folder / "audio", train=8, valid=2, test=2, seconds=0.1)
     (folder / "audio" / "train" / "bad.wav").write_bytes(b"no audio")
-    (folder / "text").mkdir()
-    for i in range(12):
-        (folder / "text" / f"{i}.txt").write_text(f"some words of file {i}, and more of them\n" * 200)
+    write_folder(folder / "text", {f"{i}.txt": f"some words of file {i}, and more of them\n" * 200 for i in range(12)})
     subwords = ["corpus.tokens=subwords", "corpus.vocab_size=300"]
     return {
         "audio": lambda data_dir: prepare_audio(folder / "audio", data_dir, show_progress=False),

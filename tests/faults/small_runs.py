@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
-import soundfile
-
 from recipes.cli import main as recipes
+from tests.calling import write_splits
 from tests.faults.calling import must_work
-from tests.recipes.corpus_files import sentences
+from tests.recipes.corpus_files import sentences, write_folder
 from waveform.cli import main as waveform
 
 _MODEL = [
@@ -39,22 +37,12 @@ AGENT_SETTINGS = [
 _make = partial(must_work, seconds=240)  # the first one on a machine compiles kernels
 
 
-def write_audio(folder: Path, *, seconds: float = 0.03) -> None:
-    """A few short recordings in a train/valid/test layout."""
-    random = np.random.default_rng(0)
-    for split, num in (("train", 3), ("valid", 1), ("test", 2)):
-        (folder / split).mkdir(parents=True)
-        for i in range(num):
-            samples = 0.3 * np.sin(np.arange(round(24_000 * seconds)) * (0.02 + 0.01 * i))
-            samples += 0.02 * random.standard_normal(len(samples))
-            soundfile.write(folder / split / f"{i}.wav", samples, 24_000)
+write_audio = partial(write_splits, train=3, valid=1, test=2, seconds=0.03)
 
 
 def write_texts(folder: Path) -> None:
     """A few short texts."""
-    folder.mkdir(parents=True)
-    for i in range(6):
-        (folder / f"{i}.txt").write_text("\n".join(sentences(6, seed=i)) + "\n")
+    write_folder(folder, {f"{i}.txt": "\n".join(sentences(6, seed=i)) + "\n" for i in range(6)})
 
 
 def make_speech_run(folder: Path, settings: Sequence[str] = SETTINGS) -> None:

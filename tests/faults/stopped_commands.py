@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import soundfile
 
-from tests.calling import write_tones
+from tests.calling import write_splits
 from tests.content import content
 from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
@@ -189,8 +189,7 @@ def _stop_demo(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     left over.
     """
     # This process's demos are quick: tones instead of speech, shorter samples.
-    for split in ("train", "valid", "test"):
-        write_tones(folder / "speech" / split, num=2, seconds=0.05)
+    write_splits(folder / "speech", train=2, valid=2, test=2, seconds=0.05)
     demo.demo_speech_dir = lambda: folder / "speech"
     demo._SAMPLE_SECONDS = demo._REPORT_SECONDS = 0.01
     arguments = ["demo", "--out", str(folder / "out"), *_DEMO_SETTINGS]

@@ -200,9 +200,7 @@ def test_one_file_is_cut_at_lines_and_characters(tmp_path: Path) -> None:
     verses = [
         f"{number} Und Gott sprach: Es werde Licht! Und es ward Licht, schön und groß.\n" for number in range(100)
     ]
-    (tmp_path / "lines").mkdir()
-    (tmp_path / "lines" / "a.txt").write_text("".join(verses))
-    (tmp_path / "lines" / "b.txt").write_text("ä" * 1001)
+    write_folder(tmp_path / "lines", {"a.txt": "".join(verses), "b.txt": "ä" * 1001})
     documents = open_corpus(find_recipe("folder"), open_source(tmp_path / "lines"), config=CorpusConfig())
     a, b = ([b"".join(documents[split][i].blocks()).decode() for split in SPLITS] for i in (0, 1))
     assert "".join(a) == "".join(verses) and all(part.endswith("\n") for part in a)

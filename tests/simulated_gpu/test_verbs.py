@@ -14,7 +14,7 @@ from recipes import metrics
 from recipes.studies.catalogue import Study
 from recipes.studies.report import ByDistance
 from recipes.verbs import study
-from tests.calling import cli, figures_of, write_tones
+from tests.calling import cli, figures_of, write_splits
 from tests.recipes.calling import run as recipes_verb
 from tests.recipes.conftest import calls as calls  # a fixture
 from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
@@ -65,8 +65,7 @@ def open_gpu() -> Iterator[SimulatedGpu]:
 def make_speech(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `demo` leaves: prepared data, and a run of each model, trained, compared and sampled."""
     place = tmp_path_factory.mktemp("speech")
-    for split, num in (("train", 2), ("valid", 1), ("test", 1)):
-        write_tones(place / "audio" / split, num=num, seconds=0.02)
+    write_splits(place / "audio", train=2, seconds=0.02)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "demo_speech_dir", lambda: place / "audio")
         patch.setattr(demo, "_SAMPLE_SECONDS", 0.002)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.corpus_files import write_folder
 from waveform.system import container
 
 GIB = 1 << 30
@@ -14,9 +15,7 @@ Limits = tuple[int | None, float | None]
 def limits(root: Path, cgroup: str, files: dict[str, str]) -> Limits:
     """RAM and CPUs that are allowed if /proc/self says `cgroup`, and groups have `files`, by path in sys/fs/cgroup."""
     written = {"proc/self/cgroup": cgroup} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    for name, text in written.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n")
+    write_folder(root, {name: text + "\n" for name, text in written.items()})
     return container.memory_limit_bytes(root), container.cpu_limit(root)
 
 

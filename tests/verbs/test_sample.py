@@ -18,7 +18,7 @@ import soundfile
 from pytest import MonkeyPatch
 
 from tests.audio.sound_device import SoundDevice
-from tests.calling import Capsys, cli, mistake, pcm_of, settings, write_tones
+from tests.calling import Capsys, cli, mistake, pcm_of, settings, write_splits
 from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.engine.sampler import SamplingConfig
@@ -31,9 +31,7 @@ HEADER_BYTES = 44
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
-    for split in ("train", "valid", "test"):
-        write_tones(place / "audio" / split, num=1)
-    cli("train", place / "audio", place / "run", *settings("wavenet"))
+    cli("train", write_splits(place / "audio"), place / "run", *settings("wavenet"))
     return place / "run"
 
 
