@@ -103,16 +103,10 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
                 f"  {split:5}  {num_tokens:>13,} tokens  {num_answers:>11,} answers  in {num_episodes:,} episodes"
             )
     save_tokenizer(tokenizer, folder)
+    modality = {"kind": "text", "recipe": NAME, "tokens": tokenizer.kind, "chance_bits": config.chance_bits}
+    splits, sources = {split: [f"{split}.shard"] for split in SPLITS}, {"checked": True, "settings": vars(config)}
     for into, vocab_size in ((folder, tokenizer.vocab_size), (folder / _DISTANCES, config.episode)):
-        write_dataset(
-            Dataset(
-                folder=into,
-                vocab_size=vocab_size,
-                modality={"kind": "text", "recipe": NAME, "tokens": tokenizer.kind, "chance_bits": config.chance_bits},
-                splits={split: [f"{split}.shard"] for split in SPLITS},
-                sources={"checked": True, "settings": vars(config)},
-            )
-        )
+        write_dataset(Dataset(into, vocab_size, modality, splits, sources))
     return "\n".join(lines)
 
 
