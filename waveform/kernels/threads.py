@@ -13,8 +13,8 @@ from waveform.kernels.product import GROUP
 from waveform.kernels.vectors import LANES
 
 # Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
-# does some 50,000.
-_WORTH_SHARING = 100_000
+# does some 50,000 to 250,000, and a second thread saves half of a phase.
+_WORTH_SHARING = 200_000
 
 
 def num_threads_for(work: int, *, num_phases: int) -> int:
