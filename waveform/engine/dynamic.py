@@ -31,12 +31,16 @@ class DynamicConfig:
     """How the model learns while it is evaluated."""
 
     optimiser: str = "sgd"  # sgd | adam, which start afresh | continued: Adam as a checkpoint left it
-    lr: float | None = None  # constant; None: 3e-2 with sgd, 3e-5 with adam; `continued` needs one
+    lr: float | None = None  # constant; None: 3e-2 with sgd, 3e-5 with adam
     checkpoint: Checkpoint | None = None  # of the model, for `continued`
     beta2: float = 0.999  # of `continued`, as in training
     clip_norm: float = 0.1  # limit on the gradient norms of trunk and compressor, as in training
     aux_weight: float = 1.0  # of the compression loss, which lets the compressor keep up with the trunk
     rows: int = 16  # utterances side by side, which share each update: with fewer, each learns sooner from the others
+
+    def __post_init__(self) -> None:
+        continued = self.optimiser == "continued"
+        assert not continued or (self.lr is not None and self.checkpoint is not None), "what is to be continued?"
 
     @property
     def learning_rate(self) -> float:
