@@ -87,10 +87,11 @@ def test_a_row_is_bitwise_the_same_in_every_batch(case: laws.Case, int8: bool) -
 
 @pytest.mark.slow
 def test_threads_change_no_bit() -> None:
+    """Through the window's end at which memory is full, and steps are compressed."""
     torch.manual_seed(0)
     sizes = {"num_layers": 2, "d_model": 128, "num_heads": 4, "d_feedforward": 256}
     model = build("compressive_transformer", vocab_size=256, **sizes, window=80, memory=700, compressed=30)
-    tokens = torch.randint(256, (5, 170))
+    tokens = torch.randint(256, (5, 890))
     one, three = (KernelTransformerDecoder(model, laws.fresh_state(model, 5)) for _ in range(2))
     three._plan["num_threads"] = 3  # whatever the number of processors
     assert torch.equal(laws.steps(one, tokens), laws.steps(three, tokens))

@@ -26,7 +26,7 @@ from waveform.models.transformer_config import LayerKind
 
 # int64: for a constant that is an int, numba would compile all that a call reaches once more
 PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, CACHE_GROUPS = np.arange(7)
-PHASES_PER_LAYER = 5  # the first
+PHASES_PER_LAYER = 5  # PROJECT to _FEED_OUT
 
 
 def lay_out_step(

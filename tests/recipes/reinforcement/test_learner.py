@@ -1,9 +1,12 @@
 """Actors and learner: the learner reads what actors acted by, and padding changes nothing."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
-from recipes.reinforcement.actors import Unrolls
+from recipes.reinforcement.actors import REWARD_CLIPPING, Unrolls
 from recipes.reinforcement.agent import Agent, Inputs
 from recipes.reinforcement.learner import LearnerConfig, losses
 from recipes.reinforcement.vtrace import vtrace
@@ -11,6 +14,18 @@ from tests.recipes.reinforcement.small import EPISODE, MODELS, UNROLL, collected
 from waveform.engine.interface import map_state, optional_parts, state_tensors, take_rows
 
 _CONFIG = LearnerConfig()
+
+
+@pytest.mark.parametrize(
+    ("how", "learned"),
+    [
+        ("abs_one", [-1, -0.5, 0, 1]),
+        ("soft_asymmetric", [-1.5 * math.tanh(4), -1.5 * math.tanh(0.1), 0, 5 * math.tanh(0.4)]),
+        ("none", [-20, -0.5, 0, 2]),
+    ],
+)
+def test_rewards_are_clipped_as_in_scalable_agent(how: str, learned: list[float]) -> None:
+    np.testing.assert_allclose(REWARD_CLIPPING[how](np.array([-20, -0.5, 0, 2])), learned, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)
