@@ -205,7 +205,7 @@ def test_samples_are_those_of_a_seed_and_never_overwritten(place: Path, tmp_path
         cli(*sample, tmp_path / out)
     assert "exists" in mistake([*sample, tmp_path / "b"])
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert len(files) == 2
+    assert len(files) == 2 and all("_seed3_top_p0.98_" in name for name in files)  # no other draw takes these names
     for name in files:
         with wave.open(str(tmp_path / "a" / name)) as file:
             assert (file.getframerate(), file.getnchannels(), file.getnframes()) == (24_000, 1, 1200)
@@ -219,7 +219,8 @@ def test_sample_int8_prints_what_it_costs(place: Path, tmp_path: Path, model: st
     said = r"^int8: NLL (\S+) -> (\S+) nats \(([+-]\S+)\) on [\d,]+ samples of the validation split$"
     ((fp32, int8, difference),) = (map(float, found) for found in re.findall(said, out, re.MULTILINE))
     assert difference == pytest.approx(int8 - fp32, abs=2e-4) and abs(difference) < 0.05
-    assert len(list(tmp_path.iterdir())) == 1
+    (file,) = tmp_path.iterdir()
+    assert file.stem.endswith("_seed0_int8_0")
 
 
 def test_int8_cost_equals_nll_and_survives_lost_data(place: Path) -> None:

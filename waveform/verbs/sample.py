@@ -45,9 +45,9 @@ def sample(
     output: the folder, one file (*.wav), or an `Output`. With `prime`, an audio file, each sound begins with it and
     continues it for `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and
     printed first. With a `SampleConfig`, `sampling.label` is what they are samples of: with `each`, there are `num` of
-    each label. Files in a folder are named after model, step, seed, label and number; existing ones are never
-    overwritten. Until all are done they are named `.unfinished.wav`; the next call that makes the same ones replaces
-    them. Under torchrun every process calls this and draws a share of the same sounds. Raises UserError as `load` does,
+    each label. Files in a folder are named after model, step, seed, how they are drawn, label and number; existing ones
+    are never overwritten. Until all are done they are named `.unfinished.wav`; the next call that makes the same ones
+    replaces them. Under torchrun every process calls this and draws a share of the same sounds. Raises UserError as `load` does,
     for a label that the run does not know, and for a full disk.
     """
     output = output if isinstance(output, Output) else Output(output)
@@ -66,7 +66,7 @@ def sample(
         if world.shows and sampling.int8:
             print(_int8_cost(run), file=sys.stderr if output.is_piped else sys.stdout, flush=True)
         primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None
-        name = f"{run.name}_step{run.step}_seed{sampling.seed}"
+        name = f"{run.name}_step{run.step}_seed{sampling.seed}{_drawn(sampling)}"
         paths = [] if output.file is None else [output.file]
         if output.folder is not None:
             numbered = [(name if label is None else f"{name}_{label}", i % num) for i, label in enumerate(labels)]
@@ -107,6 +107,17 @@ def _labels(run: Run, sampling: SamplingConfig) -> list[str | None]:
         return list(run.labels)
     run.label_number(label)
     return [label]
+
+
+def _drawn(sampling: SamplingConfig) -> str:
+    """What tells samples of one seed apart, such as `_temperature0.9`; of the defaults, nothing."""
+    changed = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "int8")}
+    usual = SamplingConfig()
+    return "".join(
+        f"_{name}" if value is True else f"_{name}{value}"
+        for name, value in changed.items()
+        if value != getattr(usual, name)
+    )
 
 
 def _int8_cost(run: Run) -> Int8Cost:
