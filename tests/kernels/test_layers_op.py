@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests import laws
-from waveform.analyses.hooks import observe_attention
+from waveform.analyses.hooks import observe_attention, observe_compression_loss
 from waveform.engine.interface import state_tensors
 from waveform.kernels import layers_op
 from waveform.models import compression
@@ -204,7 +204,10 @@ def test_other_calls_run_by_torch(compiled: Mock) -> None:
     seen: list[int] = []
     with observe_attention(model, lambda layer, *of_call: seen.append(layer)):
         model(tokens, state)
-    assert seen == [0, 1] and not compiled.call_count
+    assert seen == [0, 1]
+    with observe_compression_loss(model, lambda layer, loss: None):
+        model(tokens, state)
+    assert not compiled.call_count
     model(tokens, state)
     assert compiled.call_count == 1
 

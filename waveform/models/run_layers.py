@@ -163,7 +163,7 @@ class RunsLayers(OptionalParts):
             and clock.num_new >= _MIN_QUERIES
             and clock.slots.visible is None
             and not self.carry_gradient
-            and not self.layers[0].attention._forward_hooks  # which see calls of it alone
+            and not any(module._forward_hooks for module in (self.layers[0], self.layers[0].attention))
             and not is_in_torch_dispatch_mode()  # which would not see what they do
         )
 
