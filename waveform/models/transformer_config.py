@@ -43,7 +43,7 @@ class TransformerConfig(LargeVocabularyConfig):
     window: Annotated[int, whole_number(1, MAX_SLOTS)] = 768  # steps that attend to each other directly
     memory: SlotsOfLayers = 768  # slots, one step each; a list: one number for each layer
     norm: Annotated[str, one_of("pre", "post", "both")] = "pre"  # pre: more stable when deep; post: as published
-    attention: Annotated[str, one_of("fused", "reference")] = "fused"
+    attention: Annotated[str, one_of("fused", "reference")] = "fused"  # reference: the textbook form, slower
     num_position_features: Annotated[int, _EVEN] = 64  # P, width of the sinusoidal encoding
     # Share of the layers, from the input, whose heads start with a preference for near steps (0, 1, 2, 4, ... back), so
     # that those above find what is in memory. 0: as published.
@@ -103,6 +103,7 @@ class CompressiveTransformerConfig(TransformerConfig):
     compressed: SlotsOfLayers = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
     compression_rate: Annotated[Any, _in_layers(1)] = 4
+    # What f_c learns to keep: what attention reads, the steps themselves, or, by BPTT alone, what later losses need
     compression_loss: Annotated[str, one_of("attention", "autoencode", "none")] = "attention"
     # time: the centre of the steps covered; contiguous: unit steps behind memory; window: unit steps before the window
     compressed_position: Annotated[str, one_of("time", "contiguous", "window")] = "time"
