@@ -137,7 +137,7 @@ def test_mistakes_are_one_line(place: Path, tmp_path: Path) -> None:
         ("corpus.keys=many", "corpus.keys: give a whole number"),
         ("corpus.fillers=0.999", "corpus.fillers=0.999 leaves no room for an answer"),
         (
-            "corpus.keys=1000 corpus.episode=8 corpus.train=9999 corpus.test=1",
+            "corpus.keys=1000 corpus.episode=8 corpus.train=999 corpus.test=1",
             "no key comes up twice in the test split; lower corpus.keys (1000)",
         ),
         ("corpus.check=false", "'corpus.check=false' is not a setting of prepare recall; its settings are corpus.keys"),

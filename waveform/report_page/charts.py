@@ -89,7 +89,7 @@ def attention_chart(entries: Sequence[Mapping[str, Any]]) -> Chart | None:
         return None
     with panels(None, len(seen)) as every:
         for axes, entry in zip(every, seen, strict=True):
-            draw_attention(axes, {**entry, "label": _plain(entry["label"])})
+            draw_attention(axes, entry)
             axes.set_title(_plain(entry["label"]))
         picture = _svg(every)
     note = "The share of an average query's attention that each sixth of a region gets, oldest first, memories full."
