@@ -47,8 +47,8 @@ def sample(
     printed first. With a `SampleConfig`, `sampling.label` is what they are samples of: with `each`, there are `num` of
     each label. Files in a folder are named after model, step, seed, how they are drawn, label and number; existing ones
     are never overwritten. Until all are done they are named `.unfinished.wav`; the next call that makes the same ones
-    replaces them. Under torchrun every process calls this and draws a share of the same sounds. Raises UserError as `load` does,
-    for a label that the run does not know, and for a full disk.
+    replaces them. Under torchrun every process calls this and draws a share of the same sounds. Raises UserError as
+    `load` does, for a label that the run does not know, and for a full disk.
     """
     output = output if isinstance(output, Output) else Output(output)
     check_amount(num, seconds, endless=output.is_live)  # settings out of range must leave no empty files behind
