@@ -116,28 +116,26 @@ def _without_endless_words(text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
 
 
-def without_licence(documents: Documents) -> Documents:
-    """Return documents cut to what lies between the lines that say where a book of Project Gutenberg starts and ends.
+def without_licence(source: Source) -> Source:
+    """Return .txt files cut to what lies between the lines that say where a book of Project Gutenberg starts and ends.
 
     One without these lines is kept as it is, and counted on stderr.
     """
-    unmarked = []
-
-    def cut(book: Document) -> Document:
-        marks = {match[1].upper(): match for match in _MARK.finditer(b"".join(book.blocks()))}
+    starts, stops, unmarked = {}, {}, []
+    for file in source.texts:
+        marks = {match[1].upper(): match for match in _MARK.finditer(b"".join(source.blocks(file)))}
         if marks.keys() == {b"START", b"END"} and marks[b"START"].end() < marks[b"END"].start():
-            return replace(book, start=book.start + marks[b"START"].end(), stop=book.start + marks[b"END"].start())
-        unmarked.append(book.name)
-        return book
-
-    found = {split: list(map(cut, books)) for split, books in documents.items()}
+            starts[file], stops[file] = marks[b"START"].end(), marks[b"END"].start()
+        else:
+            unmarked.append(file)
     if unmarked:
         print(
             f"note: {len(unmarked):,} files have no lines of Project Gutenberg around their text and are read as they "
             f"are, {unmarked[0]} for example",
             file=sys.stderr,
         )
-    return found
+    sizes = {file: stops.get(file, size) - starts.get(file, 0) for file, size in source.sizes.items()}
+    return replace(source, sizes=sizes, starts=starts)
 
 
 def without_words(documents: Documents, path: Path) -> Documents:

@@ -109,9 +109,9 @@ class Recipe:
 def open_corpus(recipe: Recipe, source: Source, *, config: CorpusConfig) -> Documents:
     """Find the documents of each split, sorted by name. Raises UserError for a wrong or truncated source."""
     assert recipe.documents is not None
-    found = recipe.documents(recipe, source, config)
     if config.gutenberg:
-        found = without_licence(found)
+        source = without_licence(source)
+    found = recipe.documents(recipe, source, config)
     if config.replaced_words is not None:
         found = without_words(found, Path(config.replaced_words))
     for split in SPLITS:

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -50,6 +50,7 @@ class Source:
     path: Path
     sizes: Mapping[str, int]  # bytes
     open: Callable[[str], IO[bytes]]
+    starts: Mapping[str, int] = field(default_factory=dict)  # bytes that are left out before some of them
 
     def find(self, ending: str) -> str | None:
         """Return the one file whose path is `ending` or ends with /`ending`; None if there is none or several."""
@@ -65,8 +66,8 @@ class Source:
         """Yield bytes start..stop - 1 of a file in blocks. Raises UserError if it is damaged or cannot be read."""
         left = self.sizes[name] - start if stop is None else stop - start
         with _explained(f"{name} of {self.path}"), self.open(name) as file:
-            if start:
-                file.seek(start)
+            if first := start + self.starts.get(name, 0):
+                file.seek(first)
             while left > 0:
                 block = file.read(min(left, _BLOCK_BYTES))
                 if not block:

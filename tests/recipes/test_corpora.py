@@ -285,6 +285,10 @@ def test_the_licence_is_cut_off(tmp_path: Path, capsys: Capsys) -> None:
     assert texts_of(data, "train") | texts_of(data, "valid") | texts_of(data, "test") == books | unmarked
     prepare("folder", source, tmp_path / "whole", show_progress=False)
     assert sum(read_dataset(tmp_path / "whole").sources["bytes"].values()) > 3 * len("The licence.")
+    verses = "".join(f"Verse {i}.\n" for i in range(100))
+    (tmp_path / "alone.txt").write_text(MARKED.format(name="alone", text=verses))
+    alone = prepare("folder", tmp_path / "alone.txt", tmp_path / "cut", ["corpus.gutenberg=true"], show_progress=False)
+    assert "".join(text for split in SPLITS for text in texts_of(alone, split).values()) == verses
 
 
 def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path) -> None:
