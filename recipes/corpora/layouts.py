@@ -44,16 +44,17 @@ def _cut(
     test = size - round(size * shares.test)
     valid = test - round(size * shares.valid)
     if at_lines:
-        valid, test = _next_line(source, file, valid), _next_line(source, file, test)
+        # Each before the next, so that no split is empty in a text of few or long lines.
+        valid, test = _next_line(source, file, valid, test - 1), _next_line(source, file, test, size - 1)
     if not 0 < valid < test < size:
         raise recipe.refuse(source, f"{file} has {size:,} bytes, too few for three splits")
     bounds = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
     return {split: Document(split, source, file, *bounds[split]) for split in SPLITS}
 
 
-def _next_line(source: Source, file: str, position: int) -> int:
-    """Where the first line begins after a position; if the next block has no new one, the first character of UTF-8."""
-    block = next(source.blocks(file, start=position), b"")
+def _next_line(source: Source, file: str, position: int, stop: int) -> int:
+    """Where the next line begins, up to `stop` and within a block; if none does, the next character of UTF-8."""
+    block = next(source.blocks(file, start=position, stop=stop), b"")
     return position + (block.find(b"\n") + 1 or len(block) - len(block.lstrip(bytes(range(0x80, 0xC0)))))
 
 

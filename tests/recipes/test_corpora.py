@@ -212,6 +212,10 @@ def test_one_file_is_cut_at_lines_and_characters(tmp_path: Path) -> None:
     ]
     assert b"".join(alone.blocks()).decode() == a[1]
     (tmp_path / "lines" / "a.txt").unlink()
+    for few in ("x y z\n" * 20, "ä " * 500 + "\n"):  # the next line begins in the next split, or never
+        (tmp_path / "lines" / "b.txt").write_text(few)
+        documents = open_corpus(find_recipe("folder"), open_source(tmp_path / "lines"), config=CorpusConfig())
+        assert "".join(b"".join(documents[split][0].blocks()).decode() for split in SPLITS) == few
     (tmp_path / "lines" / "b.txt").write_text("a\nb")
     with pytest.raises(UserError, match=r"b.txt has 3 bytes, too few for three splits"):
         open_corpus(find_recipe("folder"), open_source(tmp_path / "lines"), config=CorpusConfig())
