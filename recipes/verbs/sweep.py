@@ -89,7 +89,7 @@ def save_plot(path: Path, result: dict[str, Any]) -> None:
     entries, chosen = result["sizes"], result["chosen"]
     headline = entries[0]["headline"]
     # With both memories swept, a line for each size of the uncompressed one.
-    along = "compressed" if len({entry["compressed"] for entry in entries}) > 1 else "memory"
+    along = "compressed" if any(entry["compressed"] != entries[0]["compressed"] for entry in entries) else "memory"
     across = "memory" if along == "compressed" else "compressed"
     by_line = sorted(entries, key=lambda entry: (entry[across] or 0, entry[along]))
     with panels(path, 1, size=(6, 4), dpi=150) as (axes,):

@@ -15,7 +15,7 @@ from recipes.continuations import _evenly_spaced
 from recipes.corpora.catalogue import RECIPES
 from recipes.corpora.tokenizers import detokenize, load_tokenizer
 from recipes.text import Text
-from recipes.verbs.sweep import sweep
+from recipes.verbs.sweep import save_plot, sweep
 from tests.content import content
 from tests.ranks.run_ranks import command_on_ranks
 from tests.recipes.calling import Capsys, figures_of, mistake, printed, run
@@ -200,6 +200,13 @@ def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, caps
     assert "name the sizes" in mistake(["sweep", place / "run"])
     result = sweep(place / "run", compressed=[4, 8], memory=[8, 16], show_progress=False)
     assert [(entry["compressed"], entry["memory"]) for entry in result["sizes"]] == [(4, 8), (4, 16), (8, 8), (8, 16)]
+
+
+def test_a_sweep_with_sizes_by_layer_is_drawn(tmp_path: Path) -> None:
+    known = {"recipe": "enwik8", "split": "valid", "model": "m", "step": 1, "headline": "perplexity"}
+    entries = [{**known, "compressed": [0, 8], "memory": memory, "perplexity": 9.0 / memory} for memory in (8, 16)]
+    save_plot(tmp_path / "a.png", {"sizes": entries, "chosen": entries[1]})
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_sweep_chooses_by_the_figure_that_it_shows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
