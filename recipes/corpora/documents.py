@@ -69,7 +69,6 @@ def _decoded(document: Document, *, translate_newlines: bool) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise UserError(
             f"{document.source.path}: {document.file} is not UTF-8 text ({error.reason}); convert it"
-            + ("" if translate_newlines else ", or read it as bytes (corpus.tokens=bytes)")
         ) from error
 
 
