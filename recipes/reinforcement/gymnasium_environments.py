@@ -168,6 +168,6 @@ def _observation(name: str, space: Any) -> tuple[Observation, str | None]:
     if np.issubdtype(space.dtype, np.integer) and np.prod(shape) <= _LARGEST_GRID and len(shape) < 4:
         highest = int(space.high.max())
         if highest < 256 and space.low.min() >= 0:
-            says_nothing = highest == 255 and space.dtype == np.uint8
+            says_nothing = highest == 255 and space.dtype == np.uint8 and len(shape) == 3  # MiniGrid's, not memory
             return Observation("grid", (int(np.prod(shape)),), _GRID_VALUES if says_nothing else highest + 1), shown
     raise UserError(f"env={name} shows observations of the kind {space}; {_KINDS}")

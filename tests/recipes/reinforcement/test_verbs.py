@@ -230,6 +230,7 @@ class TestGymnasium:
             ({"n": 500}, 499, 499),
             ({"n": 5, "start": -2}, -2, 0),
             ({"low": 0, "high": 100, "shape": (1,), "dtype": np.uint8}, [100], 100),
+            ({"low": 0, "high": 255, "shape": (1,), "dtype": np.uint8}, [255], 255),  # a byte of memory, as Atari's
         ],
     )
     def test_no_two_observations_are_seen_as_one(self, space: dict[str, Any], shown: Any, seen: int) -> None:
