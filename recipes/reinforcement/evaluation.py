@@ -186,8 +186,8 @@ def play(trained: TrainedAgent, playing: Playing) -> dict[str, Any]:
     # Each row may need a process, of which there should be no more than in training.
     config, episodes = trained.config, playing.episodes
     most = min(_ROWS, config["train"]["batch_size"]) if config.get("env_processes") else _ROWS
-    num_rows = min(most, episodes)
-    each = -(-episodes // num_rows)
+    each = -(-episodes // most)
+    num_rows = -(-episodes // each)
     actors = trained.actors(num_rows)
     returns: list[list[float]] = [[] for _ in range(num_rows)]
     successes = chances = 0

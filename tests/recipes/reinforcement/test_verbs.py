@@ -47,6 +47,11 @@ def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsy
     assert all((tmp_path / name).stat().st_size > 500 for name in ("curves.png", "e.gif", "e.png"))
 
 
+def test_rows_share_the_episodes_that_are_asked_for(runs: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_ROWS", 4)
+    assert play(open_agent(runs / "ct"), Playing(episodes=6))["episodes"] == 6  # by three rows, not by four
+
+
 def test_an_agent_is_evaluated_by_delay(tmp_path: Path) -> None:
     """Every way has the length that was asked for, whatever those of training were: longer ones leave fewer choices."""
     ways = ["task.delay=9", "task.shortest_delay=0"]
