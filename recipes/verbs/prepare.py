@@ -160,7 +160,7 @@ def _write(
             splits={split: [f"{split}.shard"] for split in SPLITS},
             sources={
                 "path": str(source.path.resolve()),
-                "checked": config.check,
+                "checked": config.check and config.replaced_words is None,
                 "bytes": {split: amount.bytes for split, amount in amounts.items()},
                 "words": {split: amount.words for split, amount in amounts.items()},
                 "words_are": words_are,

@@ -303,6 +303,7 @@ def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path) -> None:
     data = read_dataset(tmp_path / "data")
     text = "<DW>, a badge: <DW>. badé"
     assert texts_of(data, "test") == {"test/a.txt": text} and data.sources["bytes"]["test"] == len(text.encode())
+    assert data.sources["checked"] is False  # it is no longer what was published
     (tmp_path / "words").write_text("\n")
     wrong = ["prepare", "folder", tmp_path / "books", tmp_path / "new"]
     assert "has no words" in mistake([*wrong, f"corpus.replaced_words={tmp_path / 'words'}"])
