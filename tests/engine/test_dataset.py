@@ -45,6 +45,11 @@ def test_dataset_file(tmp_path: Path) -> None:
     assert read_dataset(tmp_path).open_split("train").num_tokens == 1
     with pytest.raises(UserError, match="no split 'test'"):
         read_dataset(tmp_path).open_split("test")
+    write(tmp_path / "a", {"x": []})
+    write_dataset(Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"], "valid": []}, {}))
+    for split in ("train", "valid"):
+        with pytest.raises(UserError, match=f"the {split} split of .* has no tokens; prepare"):
+            read_dataset(tmp_path).open_split(split)
     (tmp_path / "dataset.json").write_text('{"format": 2, "vocab')
     with pytest.raises(UserError, match="damaged"):
         read_dataset(tmp_path)

@@ -30,7 +30,7 @@ class Dataset:
     labels: dict[str, str] = field(default_factory=dict)  # utterance -> its label, if it has one
 
     def open_split(self, split: str) -> TokenSet:
-        """Open all shards of `split`. Raises UserError for an unknown split or a damaged shard."""
+        """Open all shards of `split`. Raises UserError for an unknown or empty split, or a damaged shard."""
         if split not in self.splits:
             raise UserError(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
         shards = []
@@ -41,7 +41,12 @@ class Dataset:
                     f"{shard.path} is not the shard that {self.folder / DATASET_FILE} names; prepare the data again"
                 )
             shards.append(shard)
-        return TokenSet(shards, vocab_size=self.vocab_size, labels=self.labels)
+        tokens = TokenSet(shards, vocab_size=self.vocab_size, labels=self.labels)
+        if not len(tokens):
+            raise UserError(
+                f"the {split} split of {self.folder} has no tokens; prepare the data again, with some in it"
+            )
+        return tokens
 
 
 def is_dataset(folder: Path) -> bool:
