@@ -17,6 +17,7 @@ from waveform.engine.metrics import bits, unigram_nll
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
+from waveform.system.progress import Progress
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 
@@ -76,6 +77,19 @@ def test_one_stream_is_scored_by_the_first_process(tokens: TokenSet, monkeypatch
     assert [share.tolist() for share in shares] == [LENGTHS, [0] * 7]
     first = evaluate(model, tokens, replace(config, max_tokens=20))  # the first of the stream, not the longest
     assert first.counts.tolist() == [13, 4, 40, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("protocol", ["utterance", "carry"])
+def test_progress_counts_what_all_processes_score(
+    protocol: str, tokens: TokenSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one shows it; the others' shares take about as long."""
+    monkeypatch.setattr(World, "sum_", lambda world, tensor: tensor)
+    model, _ = small_model("wavenet")
+    progress = Progress("evaluate", total=sum(LENGTHS), unit="token", enabled=False)
+    config = EvaluateConfig(window=4, protocol=protocol, max_tokens=sum(LENGTHS))
+    evaluate(model, tokens, config, world=World(size=2), progress=progress)
+    assert progress._done == pytest.approx(sum(LENGTHS))
 
 
 def test_a_quick_look_is_spread_over_the_set(token_set: MakeTokens) -> None:

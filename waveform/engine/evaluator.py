@@ -151,6 +151,7 @@ def evaluate(
     own = order[world.rank :: world.size]
     if one_stream:
         own = order if world.is_first else []
+    num_all, num_own = (sum(tokens.lengths[i] for i in each) for each in (order, own))
     tally = Tally(tokens, classes=classes, device=world.device)
     rows = None if one_stream else fast_rows(model, window=config.window, device=world.device)
     windows = deal(tokens, own, window=config.window, rows=rows, chunk=config.reset_every)
@@ -159,7 +160,7 @@ def evaluate(
             break
         num_scored = tally.add(dealt, scores)
         if progress is not None:
-            progress.update(num_scored)
+            progress.update(num_scored * num_all / num_own)  # other ranks get as far meanwhile
     if stop is not None and world.any(bool(stop)):
         raise Stopped
     return tally.result(protocol=config.protocol, world=world, whole=config.max_tokens is None)
