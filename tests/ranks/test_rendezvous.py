@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from tests.faults.forks import free_port
 from waveform.ranks import rendezvous
+from waveform.ranks.distributed import job
 from waveform.ranks.rendezvous import meet, rendezvous_store
-from waveform.system.errors import Trouble
+from waveform.system.errors import Trouble, UserError
 
 
 def attempt(number: int, store: dist.Store, order: list[int]) -> list[str]:
@@ -61,6 +62,20 @@ def test_torchrun_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(rendezvous, "_CONNECT", timedelta(seconds=1))
     with pytest.raises(Trouble, match=rf"rank 1: torchrun does not answer at 127\.0\.0\.1:{port}"):
         rendezvous_store(timeout=timedelta(hours=2))
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "MASTER_ADDR": "127.0.0.1"}])
+def test_an_environment_that_describes_no_job_is_refused(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"WORLD_SIZE": "2"} | environment).items():
+        monkeypatch.setenv(name, value)
+    missing = "MASTER_PORT" if environment else "RANK"
+    says = rf"^WORLD_SIZE is 2, but .*variable {missing} expected.*; start it with torchrun, or unset WORLD_SIZE$"
+    with pytest.raises(UserError, match=says), job(device="cpu", timeout_s=1.0):
+        pass
 
 
 _LAUNCHER = """

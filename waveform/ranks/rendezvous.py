@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # torch has them only if it was built with distributed support
 
-from waveform.system.errors import Trouble
+from waveform.system.errors import Trouble, UserError
 
 _POLL_S = 0.02
 _CONNECT = timedelta(minutes=1)
@@ -23,7 +23,8 @@ _CONNECT = timedelta(minutes=1)
 def rendezvous_store(*, timeout: timedelta) -> Store:
     """A store for this attempt's ranks alone, which rank 0 keeps if torchrun does not.
 
-    Raises Trouble if torchrun is gone, or if the others do not come within `timeout`.
+    Raises Trouble if torchrun is gone, or if the others do not come within `timeout`, and UserError if the environment
+    describes no job.
     """
     of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:  # torchrun's store is older than this process, so one that does not answer for a minute is gone
@@ -33,6 +34,11 @@ def rendezvous_store(*, timeout: timedelta) -> Store:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise Trouble(
             f"rank {os.environ['RANK']}: {who} does not answer at {address}; it ended or cannot be reached"
+        ) from error
+    except ValueError as error:  # some of the variables are missing
+        raise UserError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but this process is part of no job ({error}); start it with "
+            "torchrun, or unset WORLD_SIZE"
         ) from error
     return meet(store, rank, size, timeout=timeout) if of_torchrun else store
 
