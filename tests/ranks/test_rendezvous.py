@@ -8,6 +8,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.faults.forks import free_port
@@ -75,6 +76,17 @@ def test_an_environment_that_describes_no_job_is_refused(
     missing = "MASTER_PORT" if environment else "RANK"
     says = rf"^WORLD_SIZE is 2, but .*variable {missing} expected.*; start it with torchrun, or unset WORLD_SIZE$"
     with pytest.raises(UserError, match=says), job(device="cpu", timeout_s=1.0):
+        pass
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    says = "process 2 has no GPU: this machine has 2; lower --nproc-per-node"
+    with pytest.raises(UserError, match=says), job(device="cuda", timeout_s=1.0):
         pass
 
 
