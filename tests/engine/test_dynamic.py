@@ -1,6 +1,7 @@
 """Dynamic evaluation: equal to the plain one if nothing is learned; never trained on what is not scored yet."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from tests import laws
 from tests.engine.conftest import write_utterances
 from tests.engine.training import MakeTokens, small_model, small_trainer
-from waveform.engine import checkpoint
+from waveform.engine import checkpoint, trackers
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.scoring import EvaluateOptions
 from waveform.system.errors import UserError
@@ -87,6 +89,17 @@ def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
         own, expected = optimiser.state[parameter], learner.optimiser.state[parameter]
         torch.testing.assert_close(own, expected, rtol=0, atol=0)
         assert not own or own["step"] == 5
+
+
+def test_continuing_needs_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may have been trained with one that is not installed where it is evaluated."""
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    train = {**vars(TrainConfig(max_steps=8, lr=1e-2)), "log": "wandb"}
+    run: Any = SimpleNamespace(folder=tmp_path, step=8, train_seconds=1.0, config={"train": train})
+    monkeypatch.setattr(checkpoint, "newest", lambda folder: SimpleNamespace(step=8))
+    options = EvaluateOptions(dynamic=True, dynamic_optimiser="continued")
+    config = options.dynamic_config(run)
+    assert config is not None and config.lr == TrainConfig(max_steps=8, lr=1e-2).learning_rate(8, 1.0)
 
 
 def test_mistakes(token_set: MakeTokens) -> None:

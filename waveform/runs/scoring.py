@@ -189,7 +189,8 @@ class EvaluateOptions:
 def _learning_rate(run: TrainedRun) -> float:
     """The learning rate with which training would go on."""
     known = {field.name for field in fields(TrainConfig)}  # speech has others too
-    train = TrainConfig(**{name: value for name, value in run.config["train"].items() if name in known})
+    given = {name: value for name, value in run.config["train"].items() if name in known}
+    train = TrainConfig(**given | {"log": "none"})  # a tracker may not be installed here
     return train.learning_rate(run.step, run.train_seconds)
 
 
