@@ -81,6 +81,8 @@ def test_the_figures_are_there_and_sane(tmp_path: Path, capsys: Capsys, monkeypa
         (["model=lstm"], "model=lstm: bench has an option for it; write --models lstm"),
         (["+model=lstm"], "+model=lstm: bench has an option for it; write --models lstm"),
         (["train.device=cuda"], "train.device=cuda: bench has an option for it; write --device cuda"),
+        (["train.update_period=4"], "train.update_period=4: bench measures with train.update_period=1; leave it out"),
+        (["train.state=carry"], "train.state=carry: bench measures with train.state=utterance; leave it out"),
         (["--audio-minutes", "-1"], "--audio-minutes -1"),
         (["--model", "wavenet", "data.quantiser=cubic"], "data.quantiser is 'cubic'; choose mu_law"),
         (["--json", f"{__file__}/bench.json"], "test_bench.py is a file, not a folder"),

@@ -34,6 +34,8 @@ from waveform.system.progress import Progress
 PRESETS = ("small", "speech_paper")
 _BATCH_SIZE = {"cpu": 1, "cuda": 32}
 _OPTIONS = {"model": "--models", "preset": "--presets", "train.device": "--device"}  # not settings of a measurement
+# State must not reset while updates are timed, and their tokens are counted as one chunk of each row.
+_FIXED = {"train.state": "utterance", "train.update_period": 1}
 
 
 def bench(
@@ -64,6 +66,8 @@ def bench(
     for override in overrides:
         if option := _OPTIONS.get(setting_of(override)):
             raise UserError(f"{override}: bench has an option for it; write {option} {override.partition('=')[2]}")
+        if (name := setting_of(override)) in _FIXED:
+            raise UserError(f"{override}: bench measures with {name}={_FIXED[name]}; leave it out")
     model_jobs = [
         _model_job(model, preset, chosen, overrides, config_dir)
         for preset in presets or PRESETS
@@ -123,9 +127,8 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     cls.Config(vocab_size=VOCAB_SIZE, **{key: value for key, value in config["model"].items() if key != "name"})
     train = config["train"]
     train["device"] = device
-    # State must not reset while updates are timed, and an update of one window takes a CPU long enough.
-    train["state"] = "utterance"
-    train["update_period"] = 1  # the tokens of an update are counted as one chunk of each row
+    train |= {name.removeprefix("train."): value for name, value in _FIXED.items()}
+    # An update of one window takes a CPU long enough.
     if device == "cpu" and "train.chunk" not in given_by(overrides):
         train["chunk"] = window_of(config) * train["unroll"]
     typed(SpeechTrainConfig, train, section="train")
