@@ -31,6 +31,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "longer memory": {"memory": 40},
     "shorter memory": {"memory": 8},
     "rate that leaves a remainder": {"compression_rate": 3},
+    "a rate longer than memory": {"compressed_position": "window", "compression_rate": 20},
+    "memory as long as what is compressed": {"memory": 15, "compression_rate": 3},
     "nothing compressed": {"compressed": 0, "memory": 24},
     "no memory": {"compressed": 0, "memory": 0},
     "mean": {"compression": "mean"},

@@ -232,9 +232,9 @@ def compress_layers(
 
 
 def _compression(config: CompressiveTransformerConfig, clock: Clock) -> dict[str, int]:
-    """What kernels can compress at the end of a call: a whole window out of memory, for the loss that they know."""
-    known = config.compression == "conv" and config.compression_loss == "attention" and config.window <= config.memory
-    known = known and config.compression_gradient == "intended"
+    """What kernels can compress at the end of a call: if all of it is in memory, for the loss that they know."""
+    known = config.compression == "conv" and config.compression_loss == "attention"
+    known = known and config.compression_gradient == "intended" and config.num_consumed <= config.memory
     if not config.compressed or clock.evicts is False or clock.num_new != config.window or not known:
         return {}
     return {"rate": config.compression_rate, "num_groups": config.groups, "first_consumed": clock.num_compressed}
