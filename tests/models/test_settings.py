@@ -47,6 +47,11 @@ def test_sizes_are_bounded(model: str, field: str, low: int, high: int, more: st
             {"same_length": True, "memory": 0},
             "model.same_length lets queries see model.memory steps, which is 0; give it a memory",
         ),
+        (
+            {"compression": "most_used", "compressed_position": "window", "compression_rate": 800},
+            "model.compression=most_used looks at the attention that slots receive while in memory, so model.memory "
+            "(768) must be at least model.window (768) and model.compression_rate (800)",
+        ),
         ({"num_heads": 5}, "model.d_model 384 is not a multiple of model.num_heads 5"),
         (
             {"name": "transformer_xl", "vocab_size": 200, "head": "adaptive", "cutoffs": list(range(1, 102))},

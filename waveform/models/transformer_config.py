@@ -128,10 +128,11 @@ class CompressiveTransformerConfig(TransformerConfig):
             _ = self.kinds
             return
         function = compression_function(self.compression)
-        if self.compressed and function.uses_attention and self.memory < self.window:
+        if self.compressed and function.uses_attention and self.memory < max(self.window, self.compression_rate):
             raise UserError(
                 f"model.compression={self.compression} looks at the attention that slots receive while in memory, so "
-                f"model.memory ({self.memory}) must be at least model.window ({self.window})"
+                f"model.memory ({self.memory}) must be at least model.window ({self.window}) and "
+                f"model.compression_rate ({self.compression_rate})"
             )
         if self.compression_overlap and "overlap" not in function.options:
             raise UserError(f"model.compression_overlap is not for model.compression={self.compression}; leave it 0")
