@@ -202,6 +202,14 @@ def test_dilated_convolutions_lose_steps(dilations: list[int], rate: int, overla
         dataclasses.replace(config, compression_loss="autoencode")
 
 
+def test_without_memory_no_query_comes_after_what_left() -> None:
+    model = CompressiveTransformer(small(memory=0, compression_rate=2))
+    with pytest.raises(UserError, match=r"^model.compression_gradient=as_run .* with model.memory=0 there are none; "):
+        model(torch.randint(5, (2, 8)), model.init_state(2))
+    with torch.no_grad():
+        assert model(torch.randint(5, (2, 8)), model.init_state(2)).hidden.isfinite().all()
+
+
 @pytest.mark.parametrize(("rate", "overlap"), [(2, 0), (3, 0), (2, 1)])
 def test_auto_encoding_has_no_bias_and_counts_what_is_lost(rate: int, overlap: int) -> None:
     compressor = Convolution(6, rate=rate, overlap=overlap, bias=False)

@@ -37,6 +37,7 @@ from waveform.models.memory import Clock, CompressiveState
 from waveform.models.run_layers import RunsLayers
 from waveform.models.token_model import Inputs, TokenModel
 from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransformerConfig
+from waveform.system.errors import UserError
 from waveform.system.linear import Linear, linear
 
 
@@ -176,6 +177,11 @@ class Layer(nn.Module):
             first = attended.keys.shape[2] - config.window - config.memory
             old = [x[:, :, first : first + consumed_BnD.shape[1]] for x in (attended.keys, attended.values)]
         if as_run:  # queries that come after what was consumed
+            if not config.memory:
+                raise UserError(
+                    "model.compression_gradient=as_run learns from queries after the steps that are compressed, but "
+                    "with model.memory=0 there are none; give it a memory, or set model.compression_gradient=intended"
+                )
             q_BHWd = q_BHWd[:, :, max(0, consumed_BnD.shape[1] - config.memory) :]
             old = [self.projection(consumed_BnD, x, frozen=False) for x in (attention.key, attention.value)]
         new = [self.projection(groups_BGD, x, frozen=not as_run) for x in (attention.key, attention.value)]
