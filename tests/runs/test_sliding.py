@@ -1,5 +1,6 @@
 """Windows that overlap: every token is scored once, with the context that the stride leaves it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ from waveform.system.errors import UserError
 FIELDS = {"num_layers": 2, "d_model": 12, "num_heads": 3, "d_feedforward": 20, "window": 6, "position": "absolute"}
 
 
-def opened(memory: int) -> TrainedRun:
+def opened(memory: int, *, labels: Sequence[str] = ()) -> TrainedRun:
     torch.manual_seed(0)
     model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **FIELDS, memory=memory))
-    return run_of(model, window=6, name="transformer_xl", memory=memory)
+    return run_of(model, window=6, labels=labels, name="transformer_xl", memory=memory)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4, 6])
@@ -47,6 +48,8 @@ def test_what_cannot_slide_is_refused(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path / "a.shard", [25])
     with pytest.raises(UserError, match=r"--stride is for models without memory, and .* has model\.memory=4"):
         evaluate_sliding(opened(4), tokens, stride=2, world=World())
+    with pytest.raises(UserError, match="--stride is for runs without labels"):
+        evaluate_sliding(opened(0, labels=["ann"]), tokens, stride=2, world=World())
     for stride in (0, 7):
         with pytest.raises(UserError, match=f"--stride is {stride}; it must be from 1 to the window, 6"):
             evaluate_sliding(opened(0), tokens, stride=stride, world=World())

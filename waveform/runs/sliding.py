@@ -27,7 +27,7 @@ def evaluate_sliding(
     """Score every token of `tokens` once, with a context of `window` - `stride` tokens or more if there are as many.
 
     classes: of each token id, as in the engine's `evaluate`. Under torchrun each rank scores its share of the windows.
-    Raises UserError for a model that carries memory, and for a stride outside 1 to the window.
+    Raises UserError for a model that carries memory or reads labels, and for a stride outside 1 to the window.
     """
     model, window = run.model, run.window
     fields = run.config["model"]
@@ -36,6 +36,8 @@ def evaluate_sliding(
             f"--stride is for models without memory, and {run.folder} has model.memory={fields.get('memory')}, which "
             "carries the context; leave it out"
         )
+    if run.labels:
+        raise UserError("--stride is for runs without labels, which an utterance's first window alone would read")
     if not 1 <= stride <= window:
         raise UserError(f"--stride is {stride}; it must be from 1 to the window, {window}")
     tally = Tally(tokens, classes=classes, device=world.device)
