@@ -145,8 +145,6 @@ class Text(TokenDomain):
             raise UserError("--protocol clip is for runs on audio; leave it out")
         if options.rows is None:
             return options.protocol or str(train["state"])
-        if options.protocol == "carry":
-            raise UserError("--protocol=carry reads one stream, and --rows cuts it into pieces; leave one of them out")
         return super().protocol(train, options)
 
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:

@@ -439,6 +439,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("evaluate P/wavenet --dynamic-lr 0.1", ["--dynamic-lr", "give --dynamic too"]),
     ("evaluate P/wavenet --stride 4 --protocol chunk", ["--stride begins each window with empty memories"]),
     ("evaluate P/wavenet --stride 4 --dynamic", ["--stride begins each window with empty memories"]),
+    ("evaluate P/wavenet --rows 4 --protocol carry", ["--protocol=carry reads one stream, and --rows cuts it"]),
     ("analyse P/transformer_xl --tokens 100", ["--tokens 100", "at least 128"]),
     ("analyse P/wavenet --tokens 0", ["--tokens", "at least 1"]),
     ("analyse P/wavenet --json T/", ["--json", "is a folder"]),

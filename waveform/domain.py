@@ -170,6 +170,8 @@ class TokenDomain(Domain):
 
     def protocol(self, train: Mapping[str, Any], options: EvaluateOptions) -> str:
         """When state is reset while a run is scored, as asked for or as it was trained. Raises UserError."""
+        if options.rows is not None and options.protocol == "carry":
+            raise UserError("--protocol=carry reads one stream, and --rows cuts it into pieces; leave one of them out")
         return options.protocol or ("chunk" if train["state"] == "chunk" else "utterance")
 
     @abstractmethod
