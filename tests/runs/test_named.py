@@ -14,6 +14,7 @@ from pytest import MonkeyPatch
 
 import waveform
 from tests.calling import Capsys, cli, config_of, figures_of, mistake
+from tests.content import content
 from tests.faults.hostile_runs import edit_config
 from tests.faults.small_runs import SETTINGS
 from tests.recipes import calling as recipes
@@ -60,6 +61,19 @@ def test_an_archive_has_what_sampling_and_scoring_need(
     cli("export", speech / "run", tmp_path / "large")
     with zipfile.ZipFile(tmp_path / "large") as stored:  # what is large: a reader allows it the size of the archive
         assert stored.getinfo(f"{step}/model.safetensors").compress_type == zipfile.ZIP_STORED
+
+
+def test_many_files_of_a_checkpoint_fit_an_archive(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """As a run that many processes trained has: what is compressed stays within what a reader allows."""
+    step = tmp_path / "run" / "checkpoints" / "step_00000004"
+    step.mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").touch()
+    for rank in range(20):
+        (step / f"rank_{rank}.safetensors").write_bytes(bytes(900))
+    monkeypatch.setattr(archive, "_MAX_DEFLATED_BYTES", 8000)
+    archive._zip(tmp_path / "run", tmp_path / "run.zip")
+    archive.unpack(tmp_path / "run.zip", tmp_path / "again")
+    assert content(tmp_path / "again") == content(tmp_path / "run")
 
 
 def test_a_name_stands_for_a_run_folder_in_every_verb(bundled: str, speech: Path, tmp_path: Path) -> None:

@@ -72,12 +72,15 @@ def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: I
 
 
 def _zip(place: Path, file: Path) -> None:
+    left = _MAX_DEFLATED_BYTES  # for as many files as there may be: each takes an eighth of it at most
     with zipfile.ZipFile(file, "w") as archive:
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
             name = path.relative_to(place).as_posix()
             entry = zipfile.ZipInfo(name, _TIME)
             entry.external_attr = 0o644 << 16
-            large = path.stat().st_size > _MAX_DEFLATED_BYTES // 8
+            size = path.stat().st_size
+            large = size > left // 8
+            left -= 0 if large else size
             entry.compress_type = zipfile.ZIP_STORED if large else zipfile.ZIP_DEFLATED
             with open(path, "rb") as source, archive.open(entry, "w", force_zip64=True) as target:
                 shutil.copyfileobj(source, target)
