@@ -134,6 +134,7 @@ def test_what_does_not_fit_is_refused(go_on: GoOn, other: Path, speech: Path, tm
     assert 'model.d_model (was 8, is 16); model.norm (was "pre", is "post")' in line
     line = mistake(["train", data, run, *named, "model=wavenet"])
     assert 'do not fit this model: model.name (was "compressive_transformer", is "wavenet"); leave' in line
+    assert "give way to those that --from takes over" in mistake(["train", data, run, *named, "study=none"])
     assert "--from names; give both" in mistake(["train", data, run, "--from-optimiser"])
     assert "no such run folder" in mistake(["train", data, run, "--from", tmp_path / "nosuch"])
     assert not run.exists()

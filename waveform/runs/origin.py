@@ -54,6 +54,8 @@ def compose_from(
         return compose(overrides)
     before = with_defaults(before)  # refuses a model that is a path, at which Hydra would look for a file
     given = set(given_by(overrides))
+    if "study" in given:
+        raise UserError("the settings of a study would give way to those that --from takes over; give them one by one")
     own_model = [] if "model" in given else [f"model={before['model']['name']}"]
     config = compose([*own_model, *overrides], any_model=True)
     kept = {"model": config["model"]["name"] == before["model"]["name"], "train": "preset" not in given}
@@ -62,7 +64,7 @@ def compose_from(
             if f"{section}.{key}" not in given | _OF_THE_MACHINE:
                 config[section][key] = before[section][key]
     if "preset" not in given:
-        config |= {key: before[key] for key in ("preset", "study") if key in before and key not in given}
+        config |= {key: before[key] for key in ("preset", "study") if key in before}
     if begun is None:
         _refuse_other_model(record["run"], before, config)
     return {**config, "origin": record}
