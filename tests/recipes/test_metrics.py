@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipes.corpora.catalogue import find_recipe
-from recipes.metrics import FREQUENCY_BUCKETS, frequency_bucket, perplexity, text_metrics
+from recipes.metrics import FREQUENCY_BUCKETS, frequency_bucket, perplexity, recall_metrics, text_metrics
 from recipes.text_figures import frequencies_of, rows_of, with_gain
 from waveform.engine.evaluator import Evaluation
 
@@ -42,6 +42,15 @@ def test_nats_are_divided_by_what_papers_count(recipe: str, tokens: str, expecte
     """And there are no other metrics."""
     metrics = text_metrics(RESULT, find_recipe(recipe), tokens=tokens, num_bytes=80, num_words=16)
     assert metrics == pytest.approx(expected)
+
+
+def test_recall_has_ten_equal_buckets_of_distances() -> None:
+    counts = np.array([99, *[1] * 18, 0, 0])  # class 0 is no answer; the last bucket has none
+    by_class = {"class_nats": np.log(2) * counts * np.arange(21), "class_counts": counts}
+    found = recall_metrics(Evaluation(["a"], np.ones(1), np.ones(1), "utterance", **by_class), chance_bits=2.0)
+    assert found["bits_per_answer"] == pytest.approx(sum(range(1, 19)) / 18) and found["chance_bits"] == 2.0
+    buckets = [tuple(bucket.values()) for bucket in found["bits_by_distance"]]
+    assert buckets == [(start, start + 1, pytest.approx(start + 0.5), 2) for start in range(1, 19, 2)]
 
 
 def figures(run: str, by_frequency: list[float], total: float, *, num_tokens: int = 9) -> dict[str, Any]:
