@@ -1,5 +1,6 @@
 """Dynamic evaluation: equal to the plain one if nothing is learned; never trained on what is not scored yet."""
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests import laws
 from tests.engine.conftest import write_utterances
@@ -14,6 +16,7 @@ from tests.engine.training import MakeTokens, small_model, small_trainer
 from waveform.engine import checkpoint, trackers
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
+from waveform.engine.interface import shift_right
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
@@ -31,7 +34,11 @@ def dynamically(model: Any, tokens: TokenSet, *, window: int, optimiser: str = "
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_equals_plain_evaluation_without_learning(name: str, optimiser: str, tokens: TokenSet) -> None:
+    """And without dropout, if the model was trained with it."""
     model, window = small_model(name)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
     plain = evaluate(model, tokens, EvaluateConfig(window=window))
     result = dynamically(model, tokens, window=window, rows=2, optimiser=optimiser, lr=0.0)
     np.testing.assert_allclose(result.nats, plain.nats, rtol=1e-12)
@@ -65,6 +72,21 @@ def test_scores_before_it_learns(name: str, tmp_path: Path) -> None:
     alone = write_utterances(tmp_path / "alone.shard", [first[:window]])
     plain = evaluate(model, alone, EvaluateConfig(window=window))
     np.testing.assert_allclose(dynamically(model, alone, window=window, lr=0.05).nats, plain.nats, rtol=1e-12)
+
+
+@pytest.mark.parametrize("clip_norm", [1e9, 1e-2])
+def test_an_update_follows_the_clipped_gradient_of_the_mean(clip_norm: float, tmp_path: Path) -> None:
+    model, window = small_model("wavenet")
+    text = np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, (2, window))
+    tokens = write_utterances(tmp_path / "a.shard", list(text))
+    result = dynamically(model, tokens, window=window, optimiser="sgd", lr=0.5, clip_norm=clip_norm)
+    learned, first = copy.deepcopy(model).requires_grad_(True), torch.from_numpy(text[:1])
+    hidden = learned(shift_right(first, vocab_size=laws.VOCAB_SIZE), laws.fresh_state(learned, 1)).hidden
+    learned.head.nll(hidden, first).mean().backward()
+    nn.utils.clip_grad_norm_(learned.parameters(), clip_norm)
+    torch.optim.SGD(learned.parameters(), lr=0.5).step()
+    expected = evaluate(learned, tokens, EvaluateConfig(window=window))
+    assert result.nats[1] == pytest.approx(expected.nats[1], rel=1e-9)
 
 
 def test_the_compressor_learns_too(token_set: MakeTokens) -> None:
