@@ -5,6 +5,7 @@ import pickle
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +33,8 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished, tmp_path / "run")
 
 
-def resumed(run: Path) -> Trainer:
-    return small_trainer("compressive_transformer", write_tokens(run / "tokens", [60, 45]), run, max_steps=6)
+def resumed(run: Path, **train: Any) -> Trainer:
+    return small_trainer("compressive_transformer", write_tokens(run / "tokens", [60, 45]), run, max_steps=6, **train)
 
 
 def test_only_the_newest_are_kept(finished: Path) -> None:
@@ -64,6 +65,12 @@ def test_damage_falls_back_to_the_checkpoint_before(
         checkpoint.newest(run)
 
 
+def test_a_renamed_one_does_not_count(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "checkpoints" / "step_00000006").rename(run / "checkpoints" / "step_00000009")
+    assert checkpoint.newest(run).step == 4
+    assert "it is of step 6" in capsys.readouterr().err
+
+
 def test_one_that_training_removes_while_it_is_found_does_not_count(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,12 +83,22 @@ def test_one_that_training_removes_while_it_is_found_does_not_count(
     assert checkpoint.newest(run).step == 4 and capsys.readouterr().err == ""
 
 
+def test_training_replaces_damaged_ones(run: Path) -> None:
+    """Of the step that it saves, and of later ones."""
+    damaged = run / "checkpoints" / "step_00000006"
+    (damaged / "model.safetensors").write_bytes(b"")
+    shutil.copytree(damaged, damaged.with_name("step_00000008"))
+    resumed(run).run()
+    assert checkpoint.newest(run).step == 6
+    assert sorted(path.name for path in damaged.parent.iterdir()) == ["step_00000004", "step_00000006"]
+
+
 def test_leftover_of_a_killed_save_is_cleared(run: Path) -> None:
     leftover = run / "checkpoints" / ".step_00000008.partial"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
-    trainer = resumed(run)
-    assert not leftover.exists()
+    trainer = resumed(run, keep_checkpoints=1)
+    assert [path.name for path in leftover.parent.iterdir()] == ["step_00000006"]
     trainer.learner.step = 8
     trainer.save()
     assert checkpoint.newest(run).step == 8
