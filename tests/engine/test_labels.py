@@ -124,6 +124,14 @@ def test_a_share_of_the_labels_is_dropped_as_the_seed_decides(mode: str, token_s
     assert torch.equal(read, torch.cat([begins(2, rank) for rank in range(2)]))
 
 
+def test_other_labels_are_dropped_in_the_next_epoch(token_set: MakeTokens) -> None:
+    config = TrainConfig(batch_size=1, chunk=8, label_dropout=0.5)
+    stream = TokenStream(labelled(token_set, [8] * 30, ["a"]), config, window=8, seed=5, world=World())
+    epochs = [[stream.next_chunk().spans[0][0][0] for _ in range(30)] for _ in range(2)]
+    first, second = ({span.utterance: span.begin for span in spans} for spans in epochs)
+    assert first.keys() == second.keys() and first != second
+
+
 @pytest.mark.parametrize("name", model_names())
 @pytest.mark.parametrize("mode", ["utterance", "carry"])
 def test_resume_is_bitwise_exact_with_labels(name: str, mode: str, token_set: MakeTokens, tmp_path: Path) -> None:
