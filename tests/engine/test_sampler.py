@@ -8,6 +8,7 @@ import torch
 
 from tests import laws
 from tests.engine.training import small_model
+from waveform.engine import sampler as sampler_module
 from waveform.engine.drawing import choose, draw, weights
 from waveform.engine.sampler import SamplingConfig, sample
 from waveform.system.errors import UserError
@@ -39,6 +40,8 @@ def test_temperature_and_truncation() -> None:
     top2 = probabilities(top_k=2)
     assert (top2 > 0).tolist() == [[False, True, False, True, False]]
     assert torch.allclose(top2[0, 1] / top2[0, 3], full[0, 1] / full[0, 3])
+    # Of classes that top-k leaves, the most probable one has 0.73; of all, 0.56.
+    assert (probabilities(top_k=2, top_p=0.7) > 0).tolist() == [[False, True, False, False, False]]
     ordered = full[0].sort(descending=True).values
     for keep in range(1, 6):  # p just below what `keep` classes reach keeps exactly those
         assert int((probabilities(top_p=float(ordered[:keep].sum()) - 1e-4) > 0).sum()) == keep
@@ -80,14 +83,16 @@ def test_settings_out_of_range_are_refused(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
+def test_streams_depend_on_seed_and_index_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = partial(sampler(name), num_steps=40)
     three = run(num_streams=3, config=SamplingConfig(seed=5))
     assert torch.equal(three[:1], run(num_streams=1, config=SamplingConfig(seed=5)))
+    assert torch.equal(three[1:], run(num_streams=2, config=SamplingConfig(seed=5, first_stream=1)))
     assert not torch.equal(three[0], three[1])
     assert not torch.equal(three[:1], run(num_streams=1, config=SamplingConfig(seed=6)))
     # The distribution after a prompt equals that after the same tokens sampled. (Greedy, because a prompt uses up no
     # random numbers.)
+    monkeypatch.setattr(sampler_module, "_PROMPT_STEPS", 8)  # it is read in three calls
     greedy = SamplingConfig(temperature=0)
     free = run(num_streams=1, config=greedy)
     prompted = run(num_streams=1, num_steps=21, config=greedy, prompt=free[0, :19])
