@@ -10,7 +10,7 @@ from recipes.reinforcement.actors import REWARD_CLIPPING, Unrolls
 from recipes.reinforcement.agent import Agent, Inputs
 from recipes.reinforcement.learner import LearnerConfig, losses
 from recipes.reinforcement.vtrace import vtrace
-from tests.recipes.reinforcement.small import EPISODE, MODELS, UNROLL, collected, small_agent
+from tests.recipes.reinforcement.small import EPISODE, MODELS, UNROLL, collected, small_agent, small_learner
 from waveform.engine.interface import map_state, optional_parts, state_tensors, take_rows
 
 _CONFIG = LearnerConfig()
@@ -43,15 +43,23 @@ def test_the_learner_sees_what_the_actor_saw(name: str) -> None:
             assert log_pi.item() == pytest.approx(unrolls.steps.log_mu[row, t].item(), rel=0, abs=1e-6)  # kept in fp32
 
 
-def test_an_episode_begins_with_a_fresh_state_and_no_action() -> None:
+def test_an_episode_begins_with_a_fresh_state_no_action_and_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REWARD_CLIPPING, "abs_one", lambda rewards: rewards + 9)  # every step has one
     agent = small_agent("compressive_transformer").eval()
     unrolls = collected(agent)
     fresh = state_tensors(agent.init_state(1, device="cpu"))
     first = unrolls.steps.inputs.action[:, 0] == agent.num_actions
     assert 0 < int(first.sum()) < len(first)
+    assert torch.equal(unrolls.steps.inputs.reward[:, 0] == 0, first)
     for row, begins in enumerate(first.tolist()):
         start = state_tensors(take_rows(unrolls.start, [row]))
         assert all(torch.equal(a, b) for a, b in zip(start, fresh, strict=True)) == begins
+
+
+def test_returns_are_of_rewards_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REWARD_CLIPPING, "abs_one", lambda rewards: rewards + 9)
+    _, counts = small_learner().actors.collect(EPISODE)
+    assert counts[0] < 9 and counts[1] == 4
 
 
 def gradients(agent: Agent, unrolls: Unrolls) -> dict[str, torch.Tensor]:
@@ -123,3 +131,19 @@ def test_losses_are_those_of_the_paper() -> None:
             entropy -= float((log_p.exp() * log_p).sum())
     found = [loss.item() for loss in (made.policy, made.value, made.entropy)]
     assert found == pytest.approx([policy, value, entropy], rel=0, abs=1e-6)
+
+
+def test_an_update_follows_the_mean_over_steps_and_over_whole_windows() -> None:
+    """Each loss with its cost: minus sign and all."""
+    learner = small_learner(dtype=torch.float64, aux_weight=3.0)
+    unrolls = collected(learner.agent.eval())
+    learner.settings = LearnerConfig(baseline_cost=0.3, entropy_cost=0.7)
+    figures = learner.accumulate_gradients(unrolls)
+    found = [p.grad.clone() for p in learner.agent.parameters()]
+    learner.agent.zero_grad()
+    made, num_steps = losses(learner.agent, unrolls, learner.settings), int(unrolls.length.sum())
+    num_windows = int((unrolls.length // MODELS["compressive_transformer"]["window"]).sum())
+    task = made.policy + 0.3 * made.value - 0.7 * made.entropy
+    (task / num_steps + 3.0 * made.compression / num_windows).backward()
+    torch.testing.assert_close(found, [p.grad for p in learner.agent.parameters()])
+    assert figures["entropy"] == pytest.approx(made.entropy.item() / num_steps)
