@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from tests import laws
 from tests.engine.training import MakeTokens, small_learner, small_trainer
 from waveform.engine import learner as learner_module
 from waveform.engine import token_learner
+from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged, Update
@@ -168,6 +170,17 @@ def test_a_state_may_be_a_number_for_each_row(tokens: TokenSet) -> None:
     assert state.tolist() == [1, 0]
 
 
+def test_steps_skipped_one_by_one_neither_end_training_nor_spoil_its_log(tokens: TokenSet, tmp_path: Path) -> None:
+    options = {"on_nonfinite": "skip", "max_skipped": 1, "evaluate_tokens": 0}
+    trainer = small_trainer("wavenet", tokens, tmp_path, **options)
+    learner, nll = trainer.learner, trainer.learner.model.head.nll
+    learner.model.head.nll = lambda *arguments: nll(*arguments) * (math.nan if learner.step % 2 else 1)
+    trainer.run()
+    assert learner.skipped == 4
+    records = read_metrics(tmp_path)
+    assert len(records) == 4 and all(1 < record["nll_nats"] < 3 for record in records)
+
+
 def test_trunk_and_compressor_are_clipped_separately(tokens: TokenSet) -> None:
     learner = small_learner("compressive_transformer", tokens, clip_norm=1e-3)
     norms: dict[str, float] = {}
@@ -182,20 +195,24 @@ def test_trunk_and_compressor_are_clipped_separately(tokens: TokenSet) -> None:
     assert norms == pytest.approx({"trunk": 1e-3, "compressor": 1e-3}, rel=1e-3)
 
 
-def test_update_period_accumulates_the_mean_over_tokens(tokens: TokenSet) -> None:
-    slow = small_learner("wavenet", tokens, update_period=3, update_period_from=0, dtype=torch.float64)
-    alone = small_learner("wavenet", tokens, dtype=torch.float64)
-    chunks = [alone.stream.next_chunk() for _ in range(3)]
-    total = sum(chunk.num_scored for chunk in chunks)
+@pytest.mark.parametrize("model", ["wavenet", "compressive_transformer"])
+def test_update_period_accumulates_the_mean_over_tokens(model: str, tokens: TokenSet) -> None:
+    """And the compressor's over windows of rows without padding."""
+    slow = small_learner(model, tokens, update_period=5, update_period_from=0, dtype=torch.float64)
+    alone = small_learner(model, tokens, dtype=torch.float64)
+    chunks = [alone.stream.next_chunk() for _ in range(5)]
+    total, whole = sum(chunk.num_scored for chunk in chunks), sum(chunk.num_whole for chunk in chunks)
     expected = {name: torch.zeros_like(parameter) for name, parameter in alone.module.named_parameters()}
     for chunk in chunks:
         alone.accumulate_gradients([chunk])
         for name, gradient in gradients(alone).items():
-            expected[name] += gradient * (chunk.num_scored / total)
-    slow.accumulate_gradients([slow.stream.next_chunk() for _ in range(3)])
+            of_compressor = ".compressor." in name
+            expected[name] += gradient * (chunk.num_whole / whole if of_compressor else chunk.num_scored / total)
+    assert all(gradient.any() for gradient in expected.values())
+    slow.accumulate_gradients([slow.stream.next_chunk() for _ in range(5)])
     torch.testing.assert_close(gradients(slow), expected, rtol=1e-6, atol=1e-9)
     slow.update()
-    assert slow.step == 3
+    assert slow.step == 5
 
 
 # The model's windows are of 4 tokens.
@@ -266,6 +283,38 @@ def test_what_a_step_waited_is_logged_after_a_stop(
     stopped.save()
     small_trainer("wavenet", tokens, tmp_path).run()
     assert sum(record["waited_s"] for record in read_metrics(tmp_path) if record["kind"] == "train") == 4.0
+
+
+def test_a_record_is_of_the_steps_since_the_last_one(tokens: TokenSet, tmp_path: Path) -> None:
+    """Also if training was stopped in between, and once each if it was stopped right after one."""
+
+    def nats(log_every: int, *stops: int) -> list[float]:
+        run_dir = tmp_path / f"{log_every} {stops}"
+        for step in (*stops, 8):
+            options = {"log_every": log_every, "max_steps": step, "decay_steps": 8, "evaluate_tokens": 0}
+            small_trainer("wavenet", tokens, run_dir, **options).run()
+        records = read_metrics(run_dir)
+        num_tokens = np.diff([record["tokens_seen"] for record in records], prepend=0)
+        return [record["nll_nats"] * num for record, num in zip(records, num_tokens.tolist(), strict=True)]
+
+    each, pairs = nats(1), nats(2)
+    assert pairs == pytest.approx([a + b for a, b in zip(each[::2], each[1::2], strict=True)])
+    assert nats(1, 3) == each and nats(2, 3) == pairs
+
+
+@pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
+def test_validation_resets_as_training_does_and_drops_nothing(mode: str, tokens: TokenSet) -> None:
+    fields = laws.first_fields("transformer_xl") | {"dropout": 0.5}
+    learner = small_learner("transformer_xl", tokens, fields=fields, state=mode, evaluate_tokens=200)
+    learner.update()
+    with learner.evaluated(tokens, StopRequest()) as found:
+        pass
+    protocol = "chunk" if mode == "chunk" else "utterance"
+    config = EvaluateConfig(window=4, protocol=protocol, chunk=8, max_tokens=200)
+    expected = evaluate(learner.model.eval(), tokens, config)
+    assert found.nats.tolist() == expected.nats.tolist() and 0 in found.counts
+    learner.update()
+    assert learner.module.training
 
 
 def by_the_clock(tokens: TokenSet, run_dir: Path, **train: Any) -> Trainer:
