@@ -147,3 +147,18 @@ def test_an_update_follows_the_mean_over_steps_and_over_whole_windows() -> None:
     (task / num_steps + 3.0 * made.compression / num_windows).backward()
     torch.testing.assert_close(found, [p.grad for p in learner.agent.parameters()])
     assert figures["entropy"] == pytest.approx(made.entropy.item() / num_steps)
+
+
+@pytest.mark.parametrize("num_windows", [1, 2])
+def test_gradients_flow_through_as_many_windows_as_asked(num_windows: int) -> None:
+    agent = small_agent("transformer_xl").train()
+    unrolls = collected(agent)
+    whole = take_rows(unrolls, (unrolls.length == UNROLL).nonzero()[:, 0].tolist())
+    found = losses(agent, whole, _CONFIG, unroll_windows=num_windows).entropy
+    expected, state = 0.0, whole.start
+    agent.trunk.carry_gradient = num_windows == 2
+    for part in (slice(0, 4), slice(4, 8)):
+        logits, _, state, _ = agent(map_state(lambda tensor, part=part: tensor[:, part], whole.steps.inputs), state)
+        expected = expected - (logits.softmax(dim=-1) * logits.log_softmax(dim=-1)).sum()
+    reached = [torch.autograd.grad(x, list(agent.parameters()), allow_unused=True) for x in (found, expected)]
+    torch.testing.assert_close(*reached)
