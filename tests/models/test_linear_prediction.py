@@ -146,6 +146,8 @@ def test_density_is_that_of_a_logistic_distribution(quantiser: str) -> None:
     classes = classes_of({"kind": "audio", "quantiser": quantiser})
     assert list(classes.values) == sorted(classes.values)
     assert all(a < bound < b for a, bound, b in zip(classes.values, classes.bounds, classes.values[1:], strict=False))
+    for end in (0, -1):  # it has its value in the middle
+        assert classes.widths[end] == pytest.approx(2 * abs(classes.values[end] - classes.bounds[end]))
     head = PredictionHead(4, classes=classes).double()
     torch.nn.init.zeros_(head.projection.weight)
     expected, log_scale, log_width = [0.1, 0.1, 0.1], [-3.0, -3.0, -3.0], [-30.0]
