@@ -362,10 +362,12 @@ def test_files_that_make_no_data_set(files: dict[str, bytes | None], message: st
 
 
 def test_paths_that_cannot_be_used_are_explained(corpus_dir: Path, tmp_path: Path) -> None:
-    file, foreign, links = tmp_path / "file", tmp_path / "foreign", tmp_path / "links"
+    file, foreign, sharded, links = (tmp_path / name for name in ("file", "foreign", "sharded", "links"))
     file.touch()
     foreign.mkdir()
     (foreign / "thesis.doc").touch()
+    (sharded / "shards").mkdir(parents=True)
+    (sharded / "shards" / "own.tar").touch()
     links.mkdir()
     (links / "a.wav").symlink_to("nowhere")
     for audio_dir, data_dir, message in (
@@ -375,11 +377,12 @@ def test_paths_that_cannot_be_used_are_explained(corpus_dir: Path, tmp_path: Pat
         (corpus_dir, corpus_dir, "is the audio folder itself"),
         (corpus_dir, file, "file: a file has that name; choose another folder"),
         (corpus_dir, foreign, r"foreign is not empty \(thesis.doc\) and holds no prepared data"),
+        (corpus_dir, sharded, r"sharded is not empty \(shards\) and holds no prepared data"),
     ):
         with pytest.raises(UserError, match=message) as error:
             _prepare(audio_dir, data_dir)
         assert "\n" not in str(error.value)
-    assert os.listdir(foreign) == ["thesis.doc"]
+    assert os.listdir(foreign) == ["thesis.doc"] and os.listdir(sharded / "shards") == ["own.tar"]
     with pytest.raises(UserError, match=r"data.num_workers is 0; it must be a whole number of at least 1, or null"):
         _prepare(corpus_dir, tmp_path / "data", DataConfig(num_workers=0))
 

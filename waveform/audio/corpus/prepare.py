@@ -193,7 +193,8 @@ def _first_reasons(refused: dict[str, str]) -> str:
 def _locked(data_dir: Path) -> Iterator[None]:
     """Hold the data set's lock, which the system releases if the process dies. Refuses a folder of anything else."""
     with explain_write_errors(data_dir):
-        ours = {DATASET_FILE, REPORT_FILE, SHARDS, UNFINISHED}
+        # What is cleaned up in the end must be of a preparation, which makes its lock before anything else.
+        ours = {REPORT_FILE, SHARDS, UNFINISHED} if (data_dir / _LOCK_FILE).exists() else set()
         if data_dir.is_dir() and not is_dataset(data_dir):
             foreign = sorted(name for name in os.listdir(data_dir) if name not in ours and not name.startswith("."))
             if foreign:
