@@ -121,6 +121,14 @@ def test_refusals_name_the_reason(tmp_path: Path) -> None:
         assert (refusal.value.reason, str(refusal.value)) == (reason, f"cannot use {path}: {reason}")
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 3.4e38, -3.4e38])
+def test_what_would_overflow_is_refused(tmp_path: Path, value: float) -> None:
+    samples = np.full((16_000, 2), value, dtype=np.float32)
+    soundfile.write(tmp_path / "x.wav", samples, 16_000, subtype="FLOAT")
+    with pytest.raises(RefusedFile, match=r"not finite \(NaN or infinity\) or above 1e30"):
+        read_audio(tmp_path / "x.wav", sample_rate_hz=24_000)
+
+
 def test_decoding_works_without_a_limit_of_the_address_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """macOS has no such limit."""
     write_audio(tmp_path / "x.wav")

@@ -36,6 +36,7 @@ MAX_PIECE = 1 << 20  # samples x channels decoded at a time
 
 _MIN_RATE_HZ, _MAX_RATE_HZ = 1_000, 768_000
 _MAX_CHANNELS = 64
+_MAX_AMPLITUDE = 1e30  # far above it, mixing and resampling would make infinity and NaN of finite samples
 _NO_LENGTH = 1 << 62  # frames: of a FLAC that was written to a pipe, libsndfile declares the largest int64
 _UNKNOWN_LENGTH = 0x7FFF0000  # programs that write a WAV to a pipe declare this length or a greater one
 _MPEG_SLACK = 2 * 1152 + 529  # samples: encoders disagree on whether delay and padding count
@@ -81,8 +82,8 @@ def messages_of(path: str) -> Iterator[tuple[str, Any]]:
                 break
             num_frames += len(block)
             low, high = block.min(), block.max()  # both propagate NaN
-            if not (np.isfinite(low) and np.isfinite(high)):
-                raise RefusedFile(path, "it holds samples that are not finite (NaN or infinity)")
+            if not max(-low, high) < _MAX_AMPLITUDE:
+                raise RefusedFile(path, "it holds samples that are not finite (NaN or infinity) or above 1e30")
             if max(-low, high) >= CLIPPED_AMPLITUDE:
                 num_clipped += int(np.count_nonzero(np.abs(block) >= CLIPPED_AMPLITUDE))
             yield PIECE, _mix(block)
