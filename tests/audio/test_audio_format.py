@@ -186,7 +186,9 @@ def test_the_truncating_quantisers_are_those_of_published_figures(quantiser: str
 
 def test_scale() -> None:
     np.testing.assert_allclose(FORMAT.scale(np.array([1.0, 2.0, 4.0], dtype=np.float32)), [-1, -1 / 3, 1], rtol=1e-6)
-    assert FORMAT.scale(np.ones(3, dtype=np.float32)).tolist() == [0, 0, 0] and len(FORMAT.scale(np.zeros(0))) == 0
+    for flat in (np.ones(3, dtype=np.float32), np.array([0, 1e-40, 0], dtype=np.float32)):
+        assert FORMAT.scale(flat).tolist() == [0, 0, 0]
+    assert len(FORMAT.scale(np.zeros(0))) == 0
     assert AudioFormat().scale(np.ones(3, dtype=np.float32)).tolist() == [1, 1, 1]
 
 

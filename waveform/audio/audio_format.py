@@ -19,6 +19,7 @@ WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were 
 LOOKS_AHEAD = " (each clip scaled by its own range, which looks ahead)"
 _RATE = Rule(lambda value: 1_000 <= value <= 192_000, "it must be from 1,000 to 192,000")
 _QUANTISERS = ("mu_law", "linear", "mu_law_floor", "linear_floor")
+_LEAST_RANGE = float(np.finfo(np.float32).tiny)  # of denormal samples, 2 / range may be beyond fp32
 _PIECE = whole_number(100)  # samples; fewer are a duration by mistake
 
 
@@ -71,11 +72,11 @@ class AudioFormat:
         return quantiser.decode(tokens, self._stored)
 
     def scale(self, samples: np.ndarray) -> np.ndarray:
-        """Scale a whole utterance [n] as `normalise` says; one without any range becomes zeros."""
+        """Scale a whole utterance [n] as `normalise` says; one with hardly any range becomes zeros."""
         if self.normalise == "none" or not len(samples):
             return samples
         low, high = float(samples.min()), float(samples.max())
-        if low == high:
+        if high - low < _LEAST_RANGE:
             return np.zeros_like(samples)
         return ((samples - low) * (2 / (high - low)) - 1).astype(np.float32)
 
