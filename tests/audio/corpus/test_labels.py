@@ -31,7 +31,7 @@ def test_folders_are_labels() -> None:
 
 
 def test_a_csv_has_labels_of_some_files(tmp_path: Path) -> None:
-    file = csv_file(tmp_path, '\ufefflabel,other,path\n Ann B. ,1,top.wav\n"x, y",2,bob/1.wav\n')
+    file = csv_file(tmp_path, '\ufefflabel,other,path\n Ann B. ,1,top.wav\n"x, y",2,bob/1.wav,\n')
     assert find_labels(str(file), paths=PATHS) == {"top.wav": "Ann B.", "bob/1.wav": "x, y"}
 
 
@@ -44,6 +44,7 @@ def test_a_csv_has_labels_of_some_files(tmp_path: Path) -> None:
         ("path,label\nnone.wav,a\n", "there is no audio file none.wav; paths are relative to the audio folder"),
         ("path,label\ntop.wav,a\nbob/1.wav,b\ntop.wav,a\n", "line 4: top.wav is there twice; give it one label"),
         ("path,label\ntop.wav,  \n", "line 2: the label of top.wav is empty; give it one, or leave the line out"),
+        ("path,label\ntop.wav,Smith, Ann\n", "line 2: there are more values than columns; quote a value"),
         ("path,label\ntop.wav\n", "line 2: the label of top.wav is empty"),
         ("path,label\ntop.wav,a\x1bb\n", r"'a\x1bb' (top.wav) cannot be a label, which is 1 to 100 bytes"),
         ("path,label\n", "labels no file; leave it out"),

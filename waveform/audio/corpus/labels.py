@@ -74,6 +74,8 @@ def _from_csv(file: Path) -> dict[str, str]:
                 line, shown = f"{given}, line {rows.line_num}", printable(path)
                 if path in labels:
                     raise UserError(f"{line}: {shown} is there twice; give it one label")
+                if any(row.get(None, [])):  # values beyond the last column
+                    raise UserError(f"{line}: there are more values than columns; quote a value that has a comma")
                 if not label:
                     raise UserError(f"{line}: the label of {shown} is empty; give it one, or leave the line out")
                 labels[path] = label
