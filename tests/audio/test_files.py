@@ -80,6 +80,15 @@ def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, suffix: str) -> Non
         read_audio(path, sample_rate_hz=24_000)
 
 
+def test_an_ogg_of_two_streams_is_refused(tmp_path: Path) -> None:
+    for name in ("a.ogg", "b.ogg"):
+        write_audio(tmp_path / name)
+    (tmp_path / "both.ogg").write_bytes((tmp_path / "a.ogg").read_bytes() + (tmp_path / "b.ogg").read_bytes())
+    assert soundfile.info(tmp_path / "both.ogg").frames == soundfile.info(tmp_path / "a.ogg").frames
+    with pytest.raises(RefusedFile, match="several Ogg streams, of which only the first can be read"):
+        read_audio(tmp_path / "both.ogg", sample_rate_hz=24_000)
+
+
 def test_a_flac_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "clip.flac"
     write_audio(path, duration_s=3)

@@ -127,9 +127,13 @@ def _mix(block: np.ndarray) -> np.ndarray:
 
 
 def _judge_ogg_end(path: str) -> None:
-    """Refuse an Ogg file whose last page is cut or does not end its stream: libsndfile plays such a file silently."""
+    """Refuse an Ogg file whose last page is cut or does not end its stream: libsndfile plays such a file silently.
+
+    Of several streams, one after the other, it plays the first alone.
+    """
     longest_page = 27 + 255 + 255 * 255
     with open(path, "rb") as file:
+        first = file.read(18)
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 2 * longest_page))
         tail = file.read()
@@ -138,6 +142,8 @@ def _judge_ogg_end(path: str) -> None:
     is_whole = has_header and len(page) >= 27 + page[26] + sum(page[27 : 27 + page[26]])
     if not (is_whole and page[5] & 4):
         raise RefusedFile(path, "cut short: its Ogg stream has no end")
+    if page[14:18] != first[14:18]:  # serial numbers of the streams
+        raise RefusedFile(path, "it holds several Ogg streams, of which only the first can be read; convert it to FLAC")
 
 
 def serve() -> None:
