@@ -158,6 +158,23 @@ def test_a_file_on_which_decoding_dies_once_is_used(corpus_dir: Path, tmp_path: 
     assert len(tried) == 13 and not any("refused" in record for record in dataset.sources["files"].values())
 
 
+def test_a_file_on_which_decoding_died_is_tried_again(
+    corpus_dir: Path, tmp_path: Path, decoded: list[str], monkeypatch: MonkeyPatch
+) -> None:
+    def dies(path: Path) -> groups.AudioFile:
+        if path.name == "clip3.wav":
+            raise DecodingProcessDied(path, "it was killed")
+        return AudioFile(path)
+
+    (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
+    with monkeypatch.context() as patch:
+        patch.setattr(groups, "AudioFile", dies)
+        records = _prepare(corpus_dir, tmp_path / "data").sources["files"]
+    assert {path for path in records if "refused" in records[path]} == {"train/bad.wav", "train/clip3.wav"}
+    dataset = _prepare(corpus_dir, tmp_path / "data")
+    assert decoded == ["clip3.wav"] and "train/clip3.wav" in dataset.open_split("train").names
+
+
 def test_added_files_alone_are_decoded(corpus_dir: Path, tmp_path: Path, decoded: list[str]) -> None:
     first = _prepare(corpus_dir, tmp_path / "data")
     before = content(tmp_path / "data" / "shards")

@@ -289,6 +289,7 @@ def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> Records:
         file.path: record
         for file, split in wanted.items()
         if (record := old.sources["files"].get(file.path)) is not None
+        and "died" not in record
         and (record["size"], record["mtime_ns"], record["split"]) == (file.size, file.mtime_ns, split)
     }
     stale = {
