@@ -79,7 +79,7 @@ def _draw_places(axes: "Axes", lines: Mapping[str, Mapping[str, Any]], *, unit_s
     axes.legend()
 
 
-def attention_chart(entries: Sequence[Mapping[str, Any]]) -> Chart | None:
+def attention_chart(entries: Sequence[dict[str, Any]]) -> Chart | None:
     """Attention by position of each run that has some, from `analyse`'s figures of it; None if none has.
 
     entries: `label`, and `attention_by_position`, which is {absent: why} if there is nothing to see.
