@@ -137,7 +137,7 @@ VERBS = (
             _sizes("--memory", "memory slots; with --compressed, every pair"),
             PROTOCOL,
             ROWS,
-            JSON,
+            path("--json", "write the figures there, and the plot next to it", dest="json_file", metavar="FILE"),
             DEVICE,
         ),
     ),
