@@ -74,7 +74,7 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
         (folder / _DISTANCES).mkdir()
     total = sum(getattr(config, split) for split in SPLITS)
     lines = [
-        f"{NAME} of {config.keys} keys with {config.values} values, {config.chance_bits:.2f} bits an answer by chance"
+        f"{NAME} of {config.keys} keys with {config.values} values, {config.chance_bits:.2f} bits per answer by chance"
     ]
     block = max(1, _BLOCK_TOKENS // config.episode)
     with Progress(f"prepare {NAME}", total=total, unit="episode", enabled=show_progress) as progress:
