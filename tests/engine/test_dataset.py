@@ -50,6 +50,9 @@ def test_dataset_file(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         with pytest.raises(UserError, match=f"the {split} split of .* has no tokens; prepare"):
             read_dataset(tmp_path).open_split(split)
+    (tmp_path / "dataset.json").write_text('{"name": "a corpus", "files": 3}')
+    with pytest.raises(UserError, match=r"json was not written by waveform; move it, or name another folder"):
+        read_dataset(tmp_path)
     (tmp_path / "dataset.json").write_text('{"format": 2, "vocab')
     with pytest.raises(UserError, match="damaged"):
         read_dataset(tmp_path)

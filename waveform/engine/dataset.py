@@ -77,6 +77,8 @@ def read_dataset(folder: Path) -> Dataset:
         if path.exists() and not path.is_file():
             raise ValueError("it is not a regular file")
         content = json.loads(path.read_bytes())
+        if isinstance(content, dict) and not {"format", "vocab_size"} & content.keys():
+            raise UserError(f"{path} was not written by waveform; move it, or name another folder")
         if content["format"] != _FORMAT:
             raise UserError(f"{path} has format {content['format']!r}, not {_FORMAT}; {again}")
         verify_checksum(content)
