@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -200,9 +201,11 @@ def _check(space: Space) -> None:
     """Raises ValueError for a range without numbers, and UserError for a setting that two dimensions give values to."""
     taken: dict[str, str] = {}
     for name, values in space.dimensions.items():
-        if isinstance(values, Range) and not (values.low < values.high and (values.low > 0 or not values.log)):
-            raise ValueError(f"{name}: low must be below high, and above 0 if log is true")
+        if isinstance(values, Range) and not ((0 if values.log else -inf) < values.low < values.high < inf):
+            raise ValueError(f"{name}: low must be below high, both finite, and above 0 if log is true")
         for setting in space.settings_of(name):
+            if "." not in setting:
+                raise ValueError(f"{setting} cannot be searched; settings are named as train.lr is")
             if setting in taken:
                 raise ValueError(f"both {taken[setting]} and {name} give values to {setting}")
             taken[setting] = name
