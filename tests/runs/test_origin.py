@@ -96,10 +96,11 @@ def test_a_run_begins_with_the_weights_of_another(go_on: GoOn, speech: Path, tmp
 
 
 def test_a_preset_is_of_training_only_and_a_longer_memory_fits(go_on: GoOn, speech: Path, tmp_path: Path) -> None:
-    longer = ["model.memory=32", "model.compressed=16"]
-    go_on(tmp_path / "run", "preset=demo", "train.chunk=32", "train.evaluate_tokens=200", *longer)
+    changed = {"memory": 32, "compressed": 16, "initial_values": "sonnet"}
+    settings = [f"model.{name}={value}" for name, value in changed.items()]
+    go_on(tmp_path / "run", "preset=demo", "train.chunk=32", "train.evaluate_tokens=200", *settings)
     before, after = config_of(speech / "run"), config_of(tmp_path / "run")
-    assert after["preset"] == "demo" and after["model"] == before["model"] | {"memory": 32, "compressed": 16}
+    assert after["preset"] == "demo" and after["model"] == before["model"] | changed
     assert after["train"]["batch_size"] != before["train"]["batch_size"]
 
 

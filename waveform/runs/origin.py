@@ -23,7 +23,7 @@ _OF_THE_MACHINE = {"train.device", "train.sharding", "train.checkpoint_activatio
 # Fields that may change from run to run: how far a model looks back, how it learns and began, how wide filters are.
 _MAY_DIFFER = {
     "window", "memory", "compressed", "attention", "compression_loss", "dropout", "attention_dropout", "dropout_mask",
-    "local_layers", "compression_init", "prediction_widening",
+    "local_layers", "initial_values", "compression_init", "prediction_widening",
 }  # fmt: skip
 
 
