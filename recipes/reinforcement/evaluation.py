@@ -1,4 +1,4 @@
-"""`evaluate` and `compare` for runs of agents, which play the same episodes, none of them of training."""
+"""`evaluate` and `compare` for runs of agents: those with the same seed play the same episodes, none of training."""
 
 import math
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ def compare(
     plot_file: Path | None = None,
     device: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Let each agent play the same episodes; print a table, return (and write) the figures, draw returns in training.
+    """Let each agent play; print a table, return (and write) the figures, draw returns in training.
 
     Each has its difference in return to the first one, and the 95% interval of that. Raises UserError as `open_agent`
     does, and for different environments.
