@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from waveform.engine.dataset import Dataset, is_dataset, read_dataset
+from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import BaseTrainConfig, TrainConfig
@@ -22,7 +22,7 @@ from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
 from waveform.report_page.contents import ReportContents
 from waveform.runs.configured_model import num_parameters
-from waveform.runs.folder import read_config
+from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, average_weights
@@ -330,12 +330,12 @@ class TokenDomain(Domain):
         yield ()
 
 
-def _domain_named(kind: str) -> Domain:
-    """The domain that is registered for a kind of data. Raises UserError if none is."""
+def _domain_named(kind: str, place: Path | str = "waveform") -> Domain:
+    """The domain that is registered for a kind of data, which was found at `place`. Raises UserError if none is."""
     found = entry_points(group=_GROUP, name=kind)
     if not found:
         known = ", ".join(sorted(entry_points(group=_GROUP).names))
-        raise UserError(f"no installed package handles data of the kind {kind!r}; known kinds are {known}")
+        raise UserError(f"{place}: no installed package handles data of the kind {kind!r}; known kinds are {known}")
     domain: Domain = next(iter(found)).load()()
     return domain
 
@@ -344,7 +344,7 @@ def domain_of(source: Path | str) -> Domain:
     """The domain of what a user trains on: a data set, a folder of audio, or a name that a domain knows."""
     path = Path(source)
     if is_dataset(path):
-        return _domain_named(str(read_dataset(path).modality.get("kind")))
+        return _domain_named(str(read_dataset(path).modality.get("kind")), path / DATASET_FILE)
     if not path.exists():
         for kind in sorted(entry_points(group=_GROUP).names - {_DEFAULT}):
             if (domain := _domain_named(kind)).knows(str(source)):
@@ -365,7 +365,8 @@ def any_domain_of_runs(run_dirs: Sequence[Path | str]) -> Domain:
     if not run_dirs:
         raise UserError("name at least one run folder")
     first, *others = (
-        _domain_named(str(read_config(find_run(run_dir))["dataset"]["modality"].get("kind"))) for run_dir in run_dirs
+        _domain_named(str(read_config(run)["dataset"]["modality"].get("kind")), run / CONFIG_FILE)
+        for run in map(find_run, run_dirs)
     )
     for run_dir, domain in zip(run_dirs[1:], others, strict=True):
         if domain.kind != first.kind:

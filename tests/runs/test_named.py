@@ -184,7 +184,8 @@ def test_a_run_of_an_unknown_kind_is_one_line(verb: str, speech: Path, tmp_path:
     run = shutil.copytree(speech / "run", tmp_path / "run")
     edit_config(run, lambda config: config["dataset"]["modality"].update(kind="video"))
     more = {"compare": [speech / "run"], "sample": ["--out", tmp_path / "x"], "export": [tmp_path / "x.zip"]}
-    assert "no installed package handles data of the kind 'video'" in mistake([verb, run, *more.get(verb, ())])
+    said = mistake([verb, run, *more.get(verb, ())])
+    assert "run/config.yaml: no installed package handles data of the kind 'video'" in said
 
 
 def test_export_overwrites_nothing(speech: Path, tmp_path: Path) -> None:
