@@ -111,13 +111,9 @@ def _labels(run: Run, sampling: SamplingConfig) -> list[str | None]:
 
 def _drawn(sampling: SamplingConfig) -> str:
     """What tells samples of one seed apart, such as `_temperature0.9`; of the defaults, nothing."""
-    changed = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "int8")}
-    usual = SamplingConfig()
-    return "".join(
-        f"_{name}" if value is True else f"_{name}{value}"
-        for name, value in changed.items()
-        if value != getattr(usual, name)
-    )
+    usual, names = SamplingConfig(), ("temperature", "top_k", "top_p", "int8")
+    changed = {name: value for name in names if (value := getattr(sampling, name)) != getattr(usual, name)}
+    return "".join(f"_{name}" if value is True else f"_{name}{value}" for name, value in changed.items())
 
 
 def _int8_cost(run: Run) -> Int8Cost:
