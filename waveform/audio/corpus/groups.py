@@ -97,8 +97,9 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
                 except DecodingProcessDied:  # once more: the file may not have been the reason
                     about, names = _write_file(writer, file.path, audio_dir, group.audio_format)
             except RefusedFile as refusal:
-                died = isinstance(refusal, DecodingProcessDied)  # of little RAM, perhaps; it is tried again
-                record |= {"refused": refusal.reason, **({"died": True} if died else {})}
+                record["refused"] = refusal.reason
+                if isinstance(refusal, DecodingProcessDied):  # of little RAM, perhaps; it is tried again next time
+                    record["died"] = True
             else:
                 record |= about
                 file_of |= dict.fromkeys(names, file.path)
