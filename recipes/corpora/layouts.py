@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 from recipes.corpora.documents import SPLITS, Document, Documents
 from recipes.corpora.recipe import CorpusConfig, Recipe
@@ -92,7 +91,7 @@ def one_billion_words(recipe: Recipe, source: Source, config: CorpusConfig) -> D
 
 def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     """PG-19: folders train, validation and test, one .txt file per book."""
-    found = _by_folder(source, lambda file: PurePosixPath(file).parent.name)
+    found = _by_folder(source)
     for split, documents in found.items():
         if not documents:
             raise recipe.refuse(source, f"it contains no .txt files for the {split} split")
@@ -101,7 +100,7 @@ def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
 
 def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     """Any .txt files: by their own folders train, valid(ation) and test, or else split by file, or one or two cut."""
-    found = _by_folder(source, lambda file: file.split("/")[0])
+    found = _by_folder(source)
     if all(found.values()):
         return found
     if len(lacking := [split for split in SPLITS if not found[split]]) == 1:
@@ -114,12 +113,12 @@ def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Document
     return {split: [replace(of[split], name=f"{of[split].file}: {split}") for of in cut] for split in SPLITS}
 
 
-def _by_folder(source: Source, folder_of: Callable[[str], str]) -> Documents:
-    """The .txt files of each split, by the name of a folder that they are in."""
+def _by_folder(source: Source) -> Documents:
+    """The .txt files of each split, by the outermost folder with such a name: an archive may have one around them."""
     found: Documents = {split: [] for split in SPLITS}
     for file in source.texts:
-        if (folder := folder_of(file)) in _SPLIT_FOLDERS:
-            found[_SPLIT_FOLDERS[folder]].append(Document.whole(source, file))
+        if split := next((_SPLIT_FOLDERS[name] for name in file.split("/")[:-1] if name in _SPLIT_FOLDERS), None):
+            found[split].append(Document.whole(source, file))
     return found
 
 

@@ -232,11 +232,10 @@ def test_a_folder_that_lacks_one_split_is_refused(other: str, lacking: str, tmp_
 
 def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
     names = ("train/a.txt", "train/deep/b.txt", "validation/c.txt", "test/d.txt", "other/e.txt")
-    assert files_of("folder", write_folder(tmp_path, dict.fromkeys(names, "some words"))) == {
-        "train": ["train/a.txt", "train/deep/b.txt"],
-        "valid": ["validation/c.txt"],
-        "test": ["test/d.txt"],
-    }
+    kept = {"train": ["train/a.txt", "train/deep/b.txt"], "valid": ["validation/c.txt"], "test": ["test/d.txt"]}
+    assert files_of("folder", write_folder(tmp_path / "mine", dict.fromkeys(names, "some words"))) == kept
+    within = {split: [f"mine/{name}" for name in names] for split, names in kept.items()}
+    assert files_of("folder", tmp_path) == within  # as in an archive of it
 
 
 def test_large_files_are_streamed(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
