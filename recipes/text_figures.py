@@ -29,10 +29,10 @@ _NEVER_PUBLISHED = ("folder", "recall")
 
 
 def metrics_of(run: TrainedRun, options: EvaluateOptions) -> Metrics:
-    """The metrics of the run's recipe. Raises UserError if its data set does not say how large a split is."""
-    modality, split = run.config["dataset"]["modality"], options.split
+    """The metrics of the scored data's recipe. Raises UserError if its data set does not say how large a split is."""
+    data, split = read_dataset(Path(run.config["dataset"]["path"])), options.split
+    modality = data.modality
     recipe = find_recipe(modality["recipe"])
-    data = read_dataset(Path(run.config["dataset"]["path"]))
     about: dict[str, Any] = {
         "recipe": recipe.name,
         "headline": recipe.headline,

@@ -176,6 +176,14 @@ def test_compare(tmp_path: Path, capsys: Capsys) -> None:
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_figures_are_of_the_data_that_is_named(data: Path, tmp_path: Path) -> None:
+    """A run on bytes of any text is scored on other bytes, by what papers quote of them."""
+    run("train", data, tmp_path / "run", "preset=smoke", "model=lstm", "train.max_steps=1", "train.evaluate_tokens=0")
+    run("prepare", "enwik8", write_source("enwik8", tmp_path / "source"), tmp_path / "other", "corpus.check=false")
+    figures = figures_of(tmp_path / "f.json", "evaluate", tmp_path / "run", "--rows", 8, "--data", tmp_path / "other")
+    assert (figures["recipe"], figures["published_corpus"]) == ("enwik8", False) and "bits_per_character" in figures
+
+
 def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     result = figures_of(tmp_path / "sweep.json", "sweep", place / "run", "--compressed", "16,4,8", "--memory", 20)
     table = capsys.readouterr().out
