@@ -97,7 +97,7 @@ class SymbolTokenizer(TextTokenizer):
         return bytes(self.symbols[i] for i in ids).decode(errors="replace")
 
     def content(self) -> dict[str, Any]:
-        return {"symbols": list(self.symbols)} if self.kind == "symbols" else {}
+        return {"symbols": list(self.symbols)}
 
 
 class WordTokenizer(TextTokenizer):

@@ -177,11 +177,14 @@ def test_compare(tmp_path: Path, capsys: Capsys) -> None:
 
 
 def test_figures_are_of_the_data_that_is_named(data: Path, tmp_path: Path) -> None:
-    """A run on bytes of any text is scored on other bytes, by what papers quote of them."""
+    """A run on bytes of any text is scored on other bytes, by what papers quote of them, and not on characters."""
     run("train", data, tmp_path / "run", "preset=smoke", "model=lstm", "train.max_steps=1", "train.evaluate_tokens=0")
-    run("prepare", "enwik8", write_source("enwik8", tmp_path / "source"), tmp_path / "other", "corpus.check=false")
-    figures = figures_of(tmp_path / "f.json", "evaluate", tmp_path / "run", "--rows", 8, "--data", tmp_path / "other")
+    for recipe in ("enwik8", "text8"):
+        run("prepare", recipe, write_source(recipe, tmp_path / f"of {recipe}"), tmp_path / recipe, "corpus.check=false")
+    command = ["evaluate", tmp_path / "run", "--rows", 8, "--data"]
+    figures = figures_of(tmp_path / "f.json", *command, tmp_path / "enwik8")
     assert (figures["recipe"], figures["published_corpus"]) == ("enwik8", False) and "bits_per_character" in figures
+    assert "has a different vocabulary" in mistake([*command, tmp_path / "text8"])
 
 
 def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, capsys: Capsys) -> None:
