@@ -9,14 +9,14 @@ import pytest
 import soundfile
 
 from tests.audio.conftest import write_audio
-from waveform.audio.corpus.prepare import prepare
+from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import Scan
 from waveform.system.console import printable
 
 
-def _report(audio_dir: Path, data_dir: Path) -> dict:
-    prepare(audio_dir, data_dir)
+def _report(audio_dir: Path, data_dir: Path, config: DataConfig | None = None) -> dict:
+    prepare(audio_dir, data_dir, config=config)
     return json.loads((data_dir / "report.json").read_bytes())
 
 
@@ -60,6 +60,8 @@ def test_silent_share_is_of_20_ms_frames(tmp_path: Path) -> None:
     samples[480 * 60 : 480 * 70] = 0.0011  # 10 above
     report = _report_of(tmp_path, samples, subtype="FLOAT")
     assert report["silent_share"] == pytest.approx((50 + 2 * 50) / (300 + 2 * 50))
+    scaled = _report(tmp_path / "audio", tmp_path / "clips", DataConfig(normalise="clip"))
+    assert scaled["silent_share"] == report["silent_share"]  # as recorded, not as scaled
 
 
 def test_every_refusal_is_listed(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

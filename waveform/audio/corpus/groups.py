@@ -31,7 +31,7 @@ from waveform.engine.token_set import piece_name
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 
-FORMAT = 2  # raise it whenever the same audio would give different tokens or records
+FORMAT = 3  # raise it whenever the same audio would give different tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
 SILENCE_FRAMES_PER_S = 50  # of 20 ms
 SILENCE_RMS = 1e-3  # -60 dBFS
@@ -143,10 +143,10 @@ def _write_file(
             frames = block[: len(block) // frame * frame].reshape(-1, frame)
             silent = np.einsum("ij,ij->i", frames, frames) / frame < SILENCE_RMS**2
             counts.update(used=len(block), frames=len(frames), silent=int(np.count_nonzero(silent)))
-            yield audio_format.encode(block)
+            yield audio_format.encode(audio_format.scale(block))
 
     with closing(AudioFile(audio_dir / name)) as file:
-        tokens = encoded(_scaled(file.blocks(sample_rate_hz=rate), audio_format))
+        tokens = encoded(_pieces(file.blocks(sample_rate_hz=rate), audio_format))
         utterances: list[Iterable[np.ndarray]] = [tokens]
         if audio_format.piece_samples is not None:
             utterances = [[piece] for piece in tokens]  # held until the whole file is known to be sound
@@ -169,15 +169,14 @@ def _write_file(
     return about, names
 
 
-def _scaled(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
-    """The blocks of one file, or its pieces, scaled as the format says; what is scaled as a whole is held in RAM."""
+def _pieces(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
+    """The pieces [piece_samples] of one file, the last one being what remains, unless that is dropped.
+
+    Without pieces, all of it, in one part if it is scaled as a whole.
+    """
     if audio_format.piece_samples is None and audio_format.normalise == "none":
-        return blocks  # whole seconds, except the last, so no 20-ms frame spans two blocks
-    return map(audio_format.scale, _pieces(blocks, audio_format))
-
-
-def _pieces(blocks: Iterable[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
-    """The pieces [piece_samples] of one file, or all of it; the last one is what remains, unless that is dropped."""
+        yield from blocks  # whole seconds, except the last, so no 20-ms frame spans two blocks
+        return
     size = audio_format.piece_samples or sys.maxsize
     held: list[np.ndarray] = []
     num_held = 0
