@@ -175,7 +175,9 @@ def test_a_file_on_which_decoding_died_is_tried_again(
     assert decoded == ["clip3.wav"] and "train/clip3.wav" in dataset.open_split("train").names
 
 
-def test_added_files_alone_are_decoded(corpus_dir: Path, tmp_path: Path, decoded: list[str]) -> None:
+def test_added_files_alone_are_decoded(
+    corpus_dir: Path, tmp_path: Path, decoded: list[str], monkeypatch: MonkeyPatch
+) -> None:
     first = _prepare(corpus_dir, tmp_path / "data")
     before = content(tmp_path / "data" / "shards")
     decoded.clear()
@@ -186,6 +188,9 @@ def test_added_files_alone_are_decoded(corpus_dir: Path, tmp_path: Path, decoded
     assert before.items() < after.items() and len(after) == len(before) + 1
     assert set(first.splits["train"]) < set(second.splits["train"])
     assert "train/added.flac" in second.open_split("train").names
+    monkeypatch.setattr("waveform.audio.corpus.prepare._MAX_SHARDS", len(after) - 1)
+    third = _prepare(corpus_dir, tmp_path / "data")  # as if it had been updated hundreds of times
+    assert third.splits == _prepare(corpus_dir, tmp_path / "fresh").splits != second.splits
 
 
 def test_changed_and_removed_files(corpus_dir: Path, tmp_path: Path, decoded: list[str]) -> None:

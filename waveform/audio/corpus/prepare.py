@@ -38,6 +38,7 @@ from waveform.system.rules import whole_number
 
 REPORT_FILE = "report.json"
 _LOCK_FILE = ".prepare.lock"
+_MAX_SHARDS = 512  # each update adds some, and training keeps all open
 
 
 @dataclass
@@ -71,9 +72,10 @@ def prepare(
 ) -> Dataset:
     """Bring `data_dir` up to date with the audio under `audio_dir`, and report what was found.
 
-    Only files that are new or have changed (in relative path, size or modification time) are decoded; files that have
-    been removed leave the data set. The same files give the same shards, byte for byte, whether or not earlier runs
-    were killed. The report is written to `data_dir`/report.json, and printed if `show_progress`.
+    Only files that are new or have changed (in relative path, size or modification time) are decoded, and those that
+    share a shard with one that has changed or gone; files that have been removed leave the data set. After hundreds of
+    updates, all are decoded again into fewer shards. The same files give the same shards, byte for byte, whether or not
+    earlier runs were killed. The report is written to `data_dir`/report.json, and printed if `show_progress`.
 
     corpus: `audio_dir` is this published corpus, of which only the recordings count, divided as its authors did.
     partial: a part of it is enough. executor: does the work on files, in processes that see both folders; None: this
@@ -298,6 +300,8 @@ def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> Records:
         if path not in unchanged and "refused" not in record
     }
     in_use = sorted({record["shard"] for record in unchanged.values() if "refused" not in record} - stale)
+    if len(in_use) > _MAX_SHARDS:
+        return {}
     with ThreadPoolExecutor() as pool:  # reading and hashing release Python's lock
         whole = list(pool.map(lambda shard: _is_whole(old, shard), in_use))
     stale |= {shard for shard, is_whole in zip(in_use, whole, strict=True) if not is_whole}
