@@ -128,6 +128,11 @@ def test_labels_from_a_csv_follow_the_file(speakers: Path, tmp_path: Path, monke
     csv_file(tmp_path, "path,label\ntrain/nobody.wav,bob\n")
     monkeypatch.chdir(speakers)
     assert labels_of(_prepare(speakers, tmp_path / "data")) == [None] * 4 + ["bob"]
+    (tmp_path / "labels.csv").rename(tmp_path / "moved.csv")
+    with pytest.raises(UserError, match="cannot read"):
+        _prepare(speakers, tmp_path / "data")
+    for named in (str(tmp_path / "moved.csv"), None):  # named once, it is found again
+        assert labels_of(_prepare(speakers, tmp_path / "data", named)) == [None] * 4 + ["bob"]
 
 
 def test_other_labels_are_refused(speakers: Path, tmp_path: Path) -> None:

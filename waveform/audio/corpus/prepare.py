@@ -235,7 +235,8 @@ def _read_previous(
     if not (before := prepared_with(old)):
         raise UserError(f"{data_dir} holds a data set that is not audio; give another folder")
     if labelled := old.sources.get("labels"):  # runs that began with its labels could not be resumed with others
-        before["data.labels"], now = labelled, {**now, "data.labels": labels or labelled}
+        moved = os.path.isabs(labels or "") and os.path.isabs(labelled) and not os.path.exists(labelled)  # a CSV
+        before["data.labels"], now = labelled, {**now, "data.labels": labelled if moved or not labels else labels}
     # Moving files between splits would put yesterday's test files into today's training data.
     if different := differences(before, now):
         raise UserError(
