@@ -1,5 +1,7 @@
 """Writing WAV files that are complete at every moment."""
 
+import os
+import resource
 import wave
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import soundfile
 
 from waveform.audio import wav
-from waveform.audio.sinks import Output
+from waveform.audio.sinks import Output, wav_files
 from waveform.audio.wav import wav_writer, write_wav
 from waveform.system.errors import UserError
 
@@ -50,3 +52,16 @@ def test_a_wav_cannot_pass_4_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(UserError, match="a WAV holds at most"):
             append(np.zeros(100, dtype=np.float32))
     assert (tmp_path / "x.wav").stat().st_size == 44 + 200
+
+
+def test_more_sounds_than_files_may_be_open(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 10, hard))
+    try:
+        with (
+            pytest.raises(UserError, match="too many files are open; ask for fewer at once"),
+            wav_files([tmp_path / f"{i}.wav" for i in range(1000)], sample_rate_hz=24_000),
+        ):
+            pytest.fail("all were opened")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -101,6 +101,7 @@ def explain_write_errors(path: Path, *, then: str = "run the same command again"
             errno.EFBIG: "the file would exceed the size limit of this system",
             errno.ENOTDIR: "a part of that path is a file, not a folder; choose another folder",
             errno.ENOENT: "its folder does not exist; create it, or choose another",
+            errno.EMFILE: "too many files are open; ask for fewer at once, or for more with `ulimit -n`",
             errno.EISDIR: "a folder has that name; choose another name",
             errno.EEXIST: "a file has that name; choose another folder",
             errno.ENOTEMPTY: "a folder with that name is not empty; choose another",
