@@ -101,9 +101,8 @@ def require_free(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.exists():
             raise UserError(f"{path} exists; give another --out or --seed, or move it away")
-    for path in map(_unfinished, paths):
-        if path.exists() and is_held(path):
-            raise UserError(f"another process is writing {path}; give another --out or --seed")
+        if (growing := _unfinished(path)).exists() and is_held(growing):
+            raise UserError(f"another process is writing {growing}; give another --out or --seed")
 
 
 @contextmanager

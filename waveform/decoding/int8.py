@@ -83,8 +83,6 @@ def middles(split: TokenSet) -> Tensor | None:
     length = min([_READ_STEPS + _SCORE_STEPS + 1, *(split.lengths[i] for i in longest)])
     if not longest or length < 3:  # two are needed to score one, and one may be read before
         return None
-    rows = []
-    for i in longest:
-        start = (split.lengths[i] - length) // 2
-        rows.append(torch.from_numpy(split.read(i, start=start, stop=start + length).astype("int64")))
-    return torch.stack(rows)
+    starts = {i: (split.lengths[i] - length) // 2 for i in longest}
+    rows = [split.read(i, start=start, stop=start + length).astype("int64") for i, start in starts.items()]
+    return torch.stack([torch.from_numpy(row) for row in rows])

@@ -10,9 +10,7 @@ from waveform.engine.labels import LABELS_ARE, is_label
 from waveform.system.console import printable
 from waveform.system.errors import UserError
 
-FOLDER = "folder"
-CORPUS = "corpus"
-NONE = "none"
+FOLDER, CORPUS, NONE = "folder", "corpus", "none"
 _COLUMNS = ("path", "label")
 
 
