@@ -116,7 +116,9 @@ def prepare(
             old, wanted, config, audio_dir=audio_dir, data_dir=data_dir, executor=executor, show=show_progress
         )
         usable = {path: record for path, record in records.items() if "refused" not in record}
-        refused = _first_reasons({path: record["refused"] for path, record in records.items() if "refused" in record})
+        lacking = {*SPLITS} - {record["split"] for record in usable.values()}
+        lost = {path: record for path, record in records.items() if path not in usable and record["split"] in lacking}
+        refused = _first_reasons({path: record["refused"] for path, record in lost.items()})
         if not usable:
             raise UserError(f"no usable audio in {audio_dir}: {refused}")
         require_all_splits(division, usable, refused=refused)

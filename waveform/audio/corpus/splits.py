@@ -131,7 +131,7 @@ def _natural(path: str) -> list[tuple[int, str]]:
 
 
 def require_all_splits(division: Division, paths: Collection[str], *, refused: str = "") -> None:
-    """Raise UserError if a split would hold none of `paths`. refused: which files could not be read, and why."""
+    """Raise UserError if a split would hold none of `paths`. refused: which of its files could not be read, and why."""
     present = {division.splits.get(path) for path in paths}
     empty = " and ".join(split for split in SPLITS if split not in present)
     if empty:
@@ -139,5 +139,5 @@ def require_all_splits(division: Division, paths: Collection[str], *, refused: s
         raise UserError(
             f"{empty} would be empty: {counted(len(paths), 'file')}, divided {division.said}; add files, "
             f"or sort them into folders train/, valid/ and test/{cut if len(paths) < len(SPLITS) else ''}"
-            f"{refused and f'; refused: {refused}'}"
+            f"{refused and f'; mend or remove what was refused of it: {refused}'}"
         )
