@@ -11,7 +11,6 @@ from waveform.system.console import printable
 from waveform.system.errors import UserError
 
 FOLDER, CORPUS, NONE = "folder", "corpus", "none"
-_COLUMNS = ("path", "label")
 
 
 def source_of(labels: str | None) -> str | None:
@@ -68,7 +67,7 @@ def _from_csv(file: Path) -> dict[str, str]:
         with open(file, encoding="utf-8-sig", newline="") as content:
             rows = csv.DictReader(content, strict=True)
             for row in rows:
-                path, label = ((row[name] or "").strip() for name in _COLUMNS)
+                path, label = ((row[name] or "").strip() for name in ("path", "label"))
                 line, shown = f"{given}, line {rows.line_num}", printable(path)
                 if path in labels:
                     raise UserError(f"{line}: {shown} is there twice; give it one label")

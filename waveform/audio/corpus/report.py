@@ -101,8 +101,7 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
     ]
     if "dropped_s" in report:
         lines.append(f"  dropped     {_hours(report['dropped_s'] / 3600)} after the last whole pieces of recordings")
-    by_label = report.get("files_by_label")
-    if by_label:
+    if by_label := report.get("files_by_label"):
         fewest = min(by_label, key=lambda label: by_label[label])
         lines.append(
             f"  labels      {len(by_label):,} (fewest files: {by_label[fewest]}, of {printable(fewest)}); "
