@@ -93,6 +93,17 @@ def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
     assert rate_hz == 24_000 and samples.astype("<i2").tobytes() == expected
 
 
+@pytest.mark.parametrize("file", ["taken.wav", "new.wav"])
+def test_what_int8_costs_is_not_measured_for_what_is_then_refused(
+    file: str, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waveform.verbs.sample._int8_cost", lambda run: pytest.fail("it is measured"))
+    (tmp_path / "taken.wav").touch()
+    prime = ["--prime", tmp_path / "none.wav"] * (file == "new.wav")
+    line = mistake(["sample", "speech-en", "--out", tmp_path / file, "--int8", *prime])
+    assert ("none.wav: no such file" if prime else "taken.wav exists") in line
+
+
 @pytest.mark.parametrize(
     "reader",
     ["sox -t wav - -t raw -", "sox -r 24000 -c 1 -e signed -b 16 -t raw - -t raw -", "ffmpeg -v error -i - -f s16le -"],

@@ -63,8 +63,6 @@ def sample(
         rate = run.audio_format.sample_rate_hz
         if output.play:
             require_sound_device(sample_rate_hz=rate)
-        if world.shows and sampling.int8:
-            print(_int8_cost(run), file=sys.stderr if output.is_piped else sys.stdout, flush=True)
         primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None
         name = f"{run.name}_step{run.step}_seed{sampling.seed}{_drawn(sampling)}"
         paths = [] if output.file is None else [output.file]
@@ -72,6 +70,8 @@ def sample(
             numbered = [(name if label is None else f"{name}_{label}", i % num) for i, label in enumerate(labels)]
             paths = [output.folder / f"{beginning}_{i}.wav" for beginning, i in numbered]
         require_free(paths)
+        if world.shows and sampling.int8:
+            print(_int8_cost(run), file=sys.stderr if output.is_piped else sys.stdout, flush=True)
         world.barrier()  # now that every rank has looked, files may appear
         first, end = (-(-len(labels) * rank // world.size) for rank in (world.rank, world.rank + 1))
         own = labels[first:end]
