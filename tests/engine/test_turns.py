@@ -12,7 +12,7 @@ from pytest import MonkeyPatch
 from tests import laws
 from tests.calling import interrupt_training
 from tests.engine.conftest import write_tokens
-from tests.engine.training import small_trainer
+from tests.engine.training import small_learner, small_trainer
 from waveform.engine import checkpoint, learner, turns
 from waveform.engine.learner import Learner
 from waveform.engine.metrics import read_metrics
@@ -20,6 +20,7 @@ from waveform.engine.nonfinite import Diverged
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.engine.turns import train_in_turn
+from waveform.ranks.distributed import World
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 A_SECOND = {"max_steps": None, "max_seconds": 1.0}
@@ -103,6 +104,19 @@ def test_waiting_for_a_core_need_not_count(
         order.clear()
         small_trainer("wavenet", tokens, tmp_path / str(counts), count_waiting=counts, **limits).run()
         assert len(order) == num_updates
+
+
+@pytest.mark.usefixtures("order")
+def test_waiting_of_another_process_need_not_count(tokens: TokenSet, monkeypatch: MonkeyPatch) -> None:
+    """It waits for half of each update, and this one waits for it."""
+    both = [
+        (small_learner("wavenet", tokens, count_waiting=counts), share) for counts, share in ((True, 1), (False, 0.5))
+    ]
+    monkeypatch.setattr(learner, "waited_s", lambda: 0.0)
+    monkeypatch.setattr(World, "largest", lambda _, own: [max(own, int(STEP_S / 2 * 1e6))])
+    for one, share in both:
+        one.update()
+        assert one.seconds == share * STEP_S
 
 
 def test_waiting_never_takes_back_time(tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:

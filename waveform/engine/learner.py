@@ -63,6 +63,8 @@ class Learner(ABC):
         with torch_in_one_thread() if self.runs_in_kernels else nullcontext():
             made = self._update()
         waited = waited_s() - waited_before_s
+        if not self.config.count_waiting:  # one that waits for a core keeps the others waiting
+            waited = self.world.largest(int(waited * 1e6))[0] / 1e6
         self.waited_s += waited
         self.seconds += time.perf_counter() - began - (0 if self.config.count_waiting else waited)
         return made
