@@ -9,13 +9,16 @@ from hashlib import sha1
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import yaml
 from huggingface_hub import constants
 from pytest import MonkeyPatch
 
+import waveform
 from tests.calling import Capsys, cli, figures_of, mistake
+from tests.faults.small_runs import SETTINGS
 from waveform.quality.figures import Figure, Quality, SetOfClips
 from waveform.runs.hub import HUB_CONFIG_FILE
 from waveform.speech.domain import Speech
@@ -115,6 +118,33 @@ def test_verbs_read_the_folder_as_they_do_the_run(speech: Path, place: Path, tmp
     assert len(sounds) == 2 and sounds[0] == sounds[1]
     one, other = figures
     assert one["nats_per_token"] == other["nats_per_token"] and one["learning_curve"] == other["learning_curve"]
+
+
+def test_a_training_that_goes_on_is_exported_as_it_was(
+    speech: Path, place: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """Sounds, figures and the log are of the weights that are in the folder."""
+    run, load = shutil.copytree(speech / "run", tmp_path / "run"), Speech.load
+    export = ["export", run, "--format", "hub"]
+
+    def train(*_: object) -> dict[str, bytes]:
+        waveform.train(speech / "data", run, [*SETTINGS, "train.max_steps=6"], show_progress=False)
+        return {}
+
+    def load_and_train(*given: Any, **options: Any) -> Any:
+        loaded = load(*given, **options)
+        train()
+        return loaded
+
+    with monkeypatch.context() as slow:
+        slow.setattr(Speech, "examples", train)
+        cli(*export, tmp_path / "slow")
+    assert json.loads((tmp_path / "slow" / HUB_CONFIG_FILE).read_text())["checkpoint"] == "step_00000004"
+    shutil.rmtree(run / "checkpoints" / "step_00000006")  # as if killed before it was saved
+    cli(*export, tmp_path / "killed")
+    assert (tmp_path / "killed" / "metrics.jsonl").read_bytes() == (speech / "run" / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr(Speech, "load", staticmethod(load_and_train))
+    assert "step (was 4, is 6)" in mistake([*export, tmp_path / "late", "--figures", place / "figures.json"])
 
 
 def test_a_run_on_text_keeps_its_vocabulary(text: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ of these names are made, of one checkpoint, and what is large is stored, so that
 own size and 64 MiB. All of that is checked before anything is written.
 """
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from waveform.engine import checkpoint
-from waveform.engine.metrics import METRICS_FILE
+from waveform.engine.metrics import METRICS_FILE, read_metrics
 from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR, Saved
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, require_writable, sync
@@ -43,7 +44,7 @@ def write_archive(saved: Saved, file: Path, *, optimiser: bool = False, data_fil
 
 @contextmanager
 def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> Iterator[Path]:
-    """A folder of what others need of a run, alone in a temporary folder next to `target`.
+    """A folder of what others need of a run, its log up to the checkpoint, alone in a temporary folder by `target`.
 
     optimiser: also what only training needs: unpacked, the run can be resumed. data_files: what of the run's data set
     it cannot do without. Raises UserError if `target` exists or cannot be written, and if there is no optimiser.
@@ -63,8 +64,8 @@ def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: I
             if "origin" in config:
                 config["origin"]["run"] = Path(config["origin"]["run"]).name
             (run / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
-            if (run_dir / METRICS_FILE).is_file():
-                shutil.copyfile(run_dir / METRICS_FILE, run / METRICS_FILE)
+            if log := "".join(f"{json.dumps(each)}\n" for each in read_metrics(run_dir) if each["step"] <= found.step):
+                (run / METRICS_FILE).write_text(log)
             checkpoint.copy(found, run, weights_only=not optimiser)
             for path in data_files:
                 shutil.copyfile(path, run / OWN_DATA_DIR / path.name)

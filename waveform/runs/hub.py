@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,12 +56,12 @@ def write_hub(
     about: Mapping[str, Any],
     *,
     data_files: Iterable[Path],
-    examples: Mapping[str, bytes],
+    examples: Callable[[], Mapping[str, bytes]],
     unit: str,
 ) -> None:
     """Write a run to the new folder `folder`; arguments and errors as of `staged`.
 
-    about: what the template of the card asks for besides what is saved; examples: further files by name.
+    about: what the template of the card asks for besides what is saved; examples: makes further files, by name.
     """
     config = saved.config
     with staged(saved, folder, data_files=data_files) as run:
@@ -83,13 +83,13 @@ def write_hub(
         curve = learning_curve(read_metrics(hub), config["train"])
         if curve.nats:
             save_learning_curves(hub / "learning-curve.png", [(config["model"]["name"], curve)], unit=unit)
-        for name, example in examples.items():
+        for name, example in (made := examples()).items():
             (hub / name).write_bytes(example)
         template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(
             files("waveform.runs").joinpath("card.md.jinja").read_text(encoding="utf-8")
         )
         saved_too = {"config": config, "curve": curve, "progress": saved.checkpoint.progress, "unit": unit}
-        card = template.render(**about, **saved_too, examples=list(examples), json=json.dumps)
+        card = template.render(**about, **saved_too, examples=list(made), json=json.dumps)
         (hub / "README.md").write_text(card, encoding="utf-8")
         os.replace(hub, folder)
 

@@ -1,12 +1,14 @@
 """`export`: a trained run as one file, or as a folder for a model hub: every verb takes either in its place."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from waveform.domain import domain_of_runs
+from waveform.engine.checkpoint import Checkpoint
 from waveform.runs.archive import write_archive
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.hub import write_hub
@@ -76,9 +78,9 @@ def export(
     run = domain.load(run_dir, device="cpu")  # what cannot be opened should not be handed on
     with domain.exported(run) as files:
         if format == "hub":
-            about = _about(card or CardOptions(), run, name=file.name)
-            how: dict[str, Any] = {"data_files": files, "examples": domain.examples(run), "unit": domain.unit}
-            use_saved(run_dir, lambda saved: write_hub(saved, file, about, **how))
+            about = partial(_about, card or CardOptions(), run, name=file.name)
+            how: dict[str, Any] = {"data_files": files, "examples": partial(domain.examples, run), "unit": domain.unit}
+            use_saved(run_dir, lambda saved: write_hub(saved, file, about(saved.checkpoint), **how))
         else:
             use_saved(run_dir, lambda saved: write_archive(saved, file, optimiser=optimiser, data_files=files))
     if show_progress:
@@ -87,8 +89,8 @@ def export(
     return file
 
 
-def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
-    """What the template of the card asks for. Raises UserError for figures of another run."""
+def _about(card: CardOptions, run: TrainedRun, found: Checkpoint, *, name: str) -> dict[str, Any]:
+    """What the template of the card asks for. Raises UserError for figures of another run, or of another checkpoint."""
     if is_bundled(run.given):
         given = {name: value for name, value in asdict(card).items() if value is not None}
         card = replace(_OF_BUNDLED_VOICES if run.labels else _OF_BUNDLED, **given)
@@ -106,7 +108,8 @@ def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
             raise UserError(
                 f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error})"
             ) from error
-        own = {"step": run.step, "num_parameters": size, "train_seconds": run.train_seconds, "averaged_checkpoints": 1}
+        own = {"step": found.step, "train_seconds": found.progress.seconds}
+        own |= {"num_parameters": size, "averaged_checkpoints": 1}
         if different := differing_keys({name: getattr(figures, name) for name in own}, own):
             raise UserError(
                 f"--figures {card.figures} is not of this run: {'; '.join(different)}; evaluate it again, without "
