@@ -152,6 +152,8 @@ class TokenDomain(Domain):
         """Open a run with the memories, and the mean of its newest weights, that options ask for. Raises UserError."""
         sizes = {"memory": options.memory, "compressed": options.compressed}
         run = self.load(run_dir, device=world.device.type, **sizes)
+        if sum(world.largest(run.step, -run.step)):  # of processes that differ: training has just saved another one
+            return self.load_to_score(run_dir, options, world=world)
         if options.average != 1:
             average_weights(run, options.average)
         return run

@@ -4,6 +4,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -22,8 +23,11 @@ from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.demo_voices import demo_voices_dir
 from waveform.cli import main
 from waveform.engine import checkpoint
+from waveform.ranks.distributed import World
 from waveform.runs import archive, named
+from waveform.runs.scoring import EvaluateOptions
 from waveform.speech import data as speech_data
+from waveform.speech.domain import Speech
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,14 @@ def archived(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("archived") / "speech.zip"
     cli("export", speech / "run", file)
     return file
+
+
+def test_processes_score_the_same_checkpoint(speech: Path, monkeypatch: MonkeyPatch) -> None:
+    """One of them is so early that training saves another one before the next process looks."""
+    steps, load = iter([4, 6]), Speech.load
+    monkeypatch.setattr(Speech, "load", lambda _, *given, **how: replace(load(*given, **how), step=next(steps)))
+    monkeypatch.setattr(World, "largest", lambda _, *own: [max(pair) for pair in zip(own, (6, -6), strict=True)])
+    assert Speech().load_to_score(speech / "run", EvaluateOptions(), world=World()).step == 6
 
 
 @pytest.fixture
