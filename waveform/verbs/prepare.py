@@ -42,7 +42,7 @@ def prepare(
     if published is not None:
         for override in overrides:
             of_split = [name for name in given_by([override]) if name.startswith("data.split.")]
-            if "data.split.by" in of_split or (published.is_divided and of_split):
+            if "data.split.by" in of_split or (of_split and published.split != "hash"):
                 raise UserError(f"{override}: {published.title} is divided as published; leave it out")
         overrides = [*published.settings, *overrides]
     config = typed(DataConfig, compose_config(overrides, config_dir=config_dir)["data"], section="data")

@@ -55,11 +55,6 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return [f"data.{key}={value}" for key, value in self.data.items()]
 
     @property
-    def is_divided(self) -> bool:
-        """Whether its division is published, so that nobody chooses another."""
-        return self.split != "hash"
-
-    @property
     def has_labels(self) -> bool:
         """Whether its paths tell what is said, or who speaks."""
         return "label" in re.compile(self.path).groupindex
