@@ -145,8 +145,7 @@ class AgentLearner(Learner):
         figures: dict[str, Any] = dict(zip(self._last, self.world.sum_(last).tolist(), strict=True))
         # A norm is the same on every rank.
         figures |= {name: value for name, value in self._last.items() if name.startswith("grad_norm")}
-        figures |= {"episodes": int(episodes)}
-        figures |= {"return_mean": returns / episodes} if episodes else {}
+        figures |= {"episodes": int(episodes), **({"return_mean": returns / episodes} if episodes else {})}
         figures |= {"success": successes / chances} if chances else {}
         words = f"return {returns / episodes:.2f}, " if episodes else ""
         return figures, words + (f"{successes / chances:.1%} right, " if chances else "")

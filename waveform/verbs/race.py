@@ -66,8 +66,7 @@ def race(
     the first process only (the others return None). Raises UserError as `train` and `compare` do, for overrides that
     name a model and if `out_dir` is a run itself.
     """
-    out_dir, entrants, domain = Path(out_dir), entrants or Entrants(), token_domain_of(source)
-    data = Path(source)
+    out_dir, data, entrants, domain = Path(out_dir), Path(source), entrants or Entrants(), token_domain_of(source)
     models = list(dict.fromkeys(entrants.models or domain.race_models))
     check_files(json_file=json_file, plot_file=plot_file)
     if (out_dir / CONFIG_FILE).exists():
