@@ -37,7 +37,7 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     """The tokens of a split of the run's own data set.
 
     Warns if they have changed since training. Raises UserError for a damaged shard, which it names, and if the data is
-    gone.
+    gone or has another vocabulary.
     """
     folder = Path(run.config["dataset"]["path"])
     if folder == run.folder / OWN_DATA_DIR or not is_dataset(folder):
@@ -47,6 +47,11 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
             "says where it is"
         )
     tokens = read_dataset(folder).open_split(split)
+    if tokens.vocab_size != (trained := run.config["dataset"]["vocab_size"]):
+        raise UserError(
+            f"{run.given} was trained with a vocabulary of {trained}, and {folder} has one of {tokens.vocab_size}; "
+            "prepare it as it was, or name data with that vocabulary with --data"
+        )
     known = run.config["dataset"]["checksums"].get(split)
     if known != tokens.checksum:
         print(

@@ -71,13 +71,6 @@ def analyse(
     runs = [domain.load(run_dir, device=device, **sizes) for run_dir in run_dirs]
     token_sets = [domain.open_split(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
     tokens = common_tokens(runs, token_sets, split=config.split)
-    for run in runs:
-        vocab_size = run.config["dataset"]["vocab_size"]
-        if vocab_size != tokens.vocab_size:
-            raise UserError(
-                f"{run.given} was trained with a vocabulary of {vocab_size}, but the data has {tokens.vocab_size}; "
-                "give data of the same kind as the run's"
-            )
     distances = domain.distances(runs[0], config.split)
     labels = names_of(runs)
     figures: dict[str, Any] = {
