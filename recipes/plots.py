@@ -81,13 +81,13 @@ def _draw_places(axes: "Axes", by_place: Mapping[str, Mapping[str, Sequence[floa
     if all(place.isdigit() for place in places):
         places = {place: int(place) for place in places}
         axes.set_xlabel("delay, steps")
+        axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")  # chance, in object matching
     else:
         axes.set_xticks(list(places.values()), list(places), rotation=15, ha="right")
     for i, (label, shares) in enumerate(by_place.items()):
         if shares:
             draw_over_seeds(axes, i, label, [places[p] for p in shares], np.array(list(shares.values())).T)
-    axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")
-    axes.set_ylabel("right choices of the trained agent")
+    axes.set_ylabel("successes of the trained agent")
 
 
 def _smoothed(seed: np.ndarray, steps: np.ndarray) -> np.ndarray:

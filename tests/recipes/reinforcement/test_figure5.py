@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from recipes.plots import _draw_places
 from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING, evaluation, figure5
 from recipes.reinforcement.settings import compose_config
 from recipes.studies.children import Children, StudyConfig
@@ -50,6 +52,13 @@ def test_every_agent_has_the_slots_that_were_asked_for() -> None:
         found = {label: slots_and_window(chosen) for label, chosen in agents.items()}
         assert found == {label: (0, None) if label == "lstm" else size for label in figure5.VARIANTS}
         assert all(("train.lr=1e-3" in chosen) == ("train.lr=1e-3" in given) for chosen in agents.values())
+
+
+def test_chance_is_drawn_of_two_objects_alone() -> None:
+    for place, num_lines in (("3", 2), ("CartPole-v1", 1)):
+        axes = Figure().add_subplot()
+        _draw_places(axes, {"ct": {place: [0.9]}})
+        assert len(axes.lines) == num_lines
 
 
 @pytest.mark.slow
