@@ -100,7 +100,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "zeros": dict(_ATTENTION, window=4, memory=8, empty_memory="zeros"),
         "by-layer": dict(_ATTENTION, window=4, memory=[0, 6]),
         "no-memory": dict(_ATTENTION, window=5, memory=0),
-        "labelled": dict(_ATTENTION, **_LABELLED, window=4, memory=6),
+        "labelled": dict(_ATTENTION, **_LABELLED, window=4, memory=6, d_model=15, num_heads=1),
         "labelled-absolute": dict(_ATTENTION, **_LABELLED, window=4, memory=6, position="absolute"),
         "adaptive": dict(_ATTENTION, **_ADAPTIVE, window=4, memory=6),
         "shaw": dict(_ATTENTION, window=4, memory=6, position="shaw", max_distance=7),

@@ -189,7 +189,8 @@ class CachedDecoder(SteppedDecoder):
         keys.index_copy_(1, slot, key)
         values.index_copy_(1, slot, value)
         pairs = of_position.reshape(batch_heads, -1, 2)
-        rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
+        # `view_as_complex` would need even strides, and d_model may be odd
+        rotated = torch.view_as_real(torch.complex(*pairs.unbind(dim=-1)) * rotation).flatten(1)
         by_position = torch.addmm(view.mask, rotated.view(-1, rotated.shape[1]), view.position_keys)
         if config.clamp_len:
             is_far = self._phase_on_device - view.times > config.clamp_len
