@@ -8,6 +8,7 @@ Transformer computes in all.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,20 @@ from waveform.models.attention import softmax_attention
 
 BACKWARD_FACTOR = 3  # forward and backward together, in forwards
 
+
+def _of_lstm(factor: int, x: Tensor, *weights: Any, **_: Any) -> int:
+    """FLOPs of a layer by oneDNN, whose weights are arguments, or of all layers by cuDNN, whose weights are a list."""
+    matrices = weights[0] if isinstance(weights[0], list) else weights[:2]
+    return 2 * factor * x.shape[:2].numel() * sum(each.numel() for each in matrices if each.dim() == 2)
+
+
 # Products that torch's counter does not know by these names; it knows all others, also in custom autograd functions.
-for _suffix in ("", "_backward"):
+for _suffix, _factor in (("", 1), ("_backward", 2)):
     _name = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{_suffix}")
     _known = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{_suffix}")
     flop_registry.setdefault(_name, flop_registry[_known])
+    for _lstm in ("mkldnn_rnn_layer", "_cudnn_rnn"):
+        flop_registry.setdefault(getattr(torch.ops.aten, f"{_lstm}{_suffix}"), partial(_of_lstm, _factor))
 
 
 def counted_flops(function: Callable[[], Any]) -> int:
