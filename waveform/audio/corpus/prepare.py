@@ -38,7 +38,7 @@ from waveform.system.rules import whole_number
 
 REPORT_FILE = "report.json"
 _LOCK_FILE = ".prepare.lock"
-_MAX_SHARDS = 512  # each update adds some, and training keeps all open
+_MAX_SHARDS = 768  # each update adds some, and training keeps all open; new data sets have at most 515
 
 
 @dataclass
