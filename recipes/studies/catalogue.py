@@ -103,8 +103,10 @@ def _at_the_same_share(config: Config, *chosen: str) -> list[str]:
 
 
 def _curve_of_figure_3(config: Config, *, label: str) -> list[str]:
-    chosen = f"study=figure3_{label}"
-    return [chosen] if config["preset"] == "paper" else _at_the_same_share(config, chosen)
+    chosen, steps, paper = f"study=figure3_{label}", config["train"]["max_steps"], "preset=paper"
+    if config["preset"] == "paper" and steps == compose_config(config["recipe"], [paper])["train"]["max_steps"]:
+        return [chosen]  # at the paper's steps, unless the user says how many
+    return _at_the_same_share(config, chosen)
 
 
 def _rarely_late(config: Config) -> list[str]:

@@ -44,13 +44,13 @@ def test_table_5_is_each_function_at_three_rates() -> None:
 @pytest.mark.slow
 def test_figure_3_is_every_curve_at_the_same_share_of_the_steps() -> None:
     steps = 200
-    here = composed("figure3", ["preset=smoke", f"train.max_steps={steps}"])
+    here, short = (composed("figure3", [f"preset={each}", f"train.max_steps={steps}"]) for each in ("smoke", "paper"))
     paper = composed("figure3", ["preset=paper"])
     axis = max(config["train"]["max_steps"] for config in paper.values())
     assert len(here) >= 4
-    for label, config in here.items():
+    for label, config in [*here.items(), *short.items()]:
         published, train = paper[label]["train"], config["train"]
-        assert config["model"]["num_layers"] == 2
+        assert config["model"]["num_layers"] == {"smoke": 2, "paper": 24}[config["preset"]]
         for field in ("max_steps", "lr_change_at", "update_period_from"):
             if published[field] is None:
                 assert train[field] is None
