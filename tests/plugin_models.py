@@ -3,6 +3,8 @@
 Shape letters: B rows, T steps, D width, V classes.
 """
 
+from __future__ import annotations  # as other packages may
+
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from waveform.engine.interface import Decoder, OptionalParts, Step
 from waveform.models.heads import SoftmaxHead
+from waveform.models.model_config import Width
 
 
 class LSTMState(NamedTuple):
@@ -22,7 +25,7 @@ class LSTMState(NamedTuple):
 @dataclass
 class LSTMConfig:
     vocab_size: int
-    d_model: int = 16
+    d_model: Width = 16
 
 
 class LSTM(nn.Module):
@@ -97,7 +100,7 @@ class FullLSTM(LSTM, OptionalParts):
         self.used.add("sharding_units")
         return [self.summary]
 
-    def decoder(self, state: LSTMState, *, int8: bool = False) -> "LSTMDecoder":
+    def decoder(self, state: LSTMState, *, int8: bool = False) -> LSTMDecoder:
         self.used.add("int8 decoder" if int8 else "decoder")
         return LSTMDecoder(self, state, int8=int8)
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from hydra import compose, initialize_config_module
@@ -181,11 +181,10 @@ def _register(family: ConfigFamily, models: Iterable[str]) -> None:
 
 def _model_node(name: str) -> Any:
     """The typed config group of one model: its Config without what the data decides."""
-    fields = [
-        (field.name, field.type, dataclasses.field(default=field.default, default_factory=field.default_factory))
-        for field in dataclasses.fields(model_class(name).Config)
-        if field.name not in DECIDED_BY_DATA
-    ]
+    config = model_class(name).Config
+    types = get_type_hints(config, include_extras=True)  # a module's own names for them mean nothing elsewhere
+    own = (field for field in dataclasses.fields(config) if field.name not in DECIDED_BY_DATA)
+    fields = [(field.name, types[field.name], copy.copy(field)) for field in own]
     return dataclasses.make_dataclass("Model", [("name", str, dataclasses.field(default=name)), *fields])
 
 
