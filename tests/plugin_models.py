@@ -26,6 +26,7 @@ class LSTMState(NamedTuple):
 class LSTMConfig:
     vocab_size: int
     d_model: Width = 16
+    window: int | None = None
 
 
 class LSTM(nn.Module):

@@ -49,7 +49,7 @@ def test_a_run_that_began_before_a_field_existed_has_its_default() -> None:
         ("clip_norm: 0.1", "clip_norm: .nan", "at `train.clip_norm`"),
         ("clip_norm: 0.1", "clip_norm: .inf", "at `train.clip_norm`"),
         ("state: utterance", "state: often", "Invalid enum value 'often' - at `train.state`"),
-        ("name: wavenet", "name: wavenet, window: null", "Expected `int`, got `null` - at `model.window`"),
+        ("name: wavenet", "name: wavenet, window: wide", "Expected `int | null`, got `str` - at `model.window`"),
         ("path: /data", 'path: "/data\\0"', "at `dataset.path`"),
         ("checksums: {train: abc}", "checksums: 1", "at `dataset.checksums`"),
         ("vocab_size: 256", "vocab_size: 256, token_range: [3, 256]", "[3, 256] is not within 0 to 255"),

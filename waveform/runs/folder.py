@@ -59,7 +59,7 @@ class Saved(NamedTuple):
 
 class _Model(Struct):
     name: str
-    window: _Count | UnsetType = UNSET
+    window: _Count | None = None  # of models of other packages it may be null
 
 
 class _Train(Struct):
