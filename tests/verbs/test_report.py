@@ -94,6 +94,15 @@ def test_linear_prediction_alone_is_listened_to(place: Path, tmp_path: Path) -> 
     assert "--listen linear-prediction is for runs with model.prediction=linear; leave it out" in line
 
 
+def test_a_recording_cannot_be_told_by_its_length(place: Path, tmp_path: Path) -> None:
+    """In blind mode a page shows how long each sound is."""
+    page, options = tmp_path / "a.html", ["--real", 1, "--num", 0, "--seconds", 0.5]
+    cli("report", place / "ct", "--out", page, *options)
+    real, continued = sounds(page.read_text())
+    assert len(real) == len(continued) == 9600  # of 0.4 s
+    assert "0.1 s of it, continued" in page.read_text()
+
+
 def test_recordings_begin_with_speech(tmp_path: Path) -> None:
     silence, loud = (np.full(20_000, token, dtype=np.uint8) for token in (128, 255))
     with ShardWriter(tmp_path / "a.shard", vocab_size=256) as writer:

@@ -188,7 +188,6 @@ def _player_rows(
     """
     audio_format = next(iter(runs.values())).audio_format
     rate, first_temperature = audio_format.sample_rate_hz, contents.temperatures[0]
-    given_s = min(_GIVEN_S, contents.seconds / 4)
     draws: list[tuple[float, Callable[[], np.ndarray]]] = []  # seconds of sound, and what draws them [num, n]
     # Title, the recording, what it gives to each sound [n]; by run which draw, and which of its sounds
     rows: list[tuple[str, list[Player], np.ndarray, dict[str, int], int]] = []
@@ -202,9 +201,11 @@ def _player_rows(
         return {name: first + i for i, name in enumerate(some)}
 
     for recording, samples in _recordings(tokens, audio_format, num=contents.real, seconds=contents.seconds):
-        given = samples[: round(given_s * rate)]
-        drawn = draw(runs, first_temperature, seconds=contents.seconds - given_s, prime=given)
-        title = f"{printable(recording)}: {given_s:g} s of it, continued at temperature {first_temperature:g}"
+        given = samples[: min(round(_GIVEN_S * rate), -(-len(samples) // 4))]
+        given_s = len(given) / rate
+        # As long as the recording, whose length would tell it from the others in blind mode.
+        drawn = draw(runs, first_temperature, seconds=max(1, len(samples) - len(given)) / rate, prime=given)
+        title = f"{printable(recording)}: {given_s:.2g} s of it, continued at temperature {first_temperature:g}"
         rows.append((title, [player(REAL, samples, rate)], given, drawn, 0))
     nothing, from_nothing = np.zeros(0, dtype=np.float32), dict[str, int]()
     for temperature in contents.temperatures if contents.num else ():
