@@ -146,6 +146,8 @@ class Speech(TokenDomain):
         self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
     ) -> list[dict[str, Any]]:
         corpus = find_published(str(options.published))
+        if options.rows is not None or options.stride is not None:
+            raise UserError("--published is of clips that are scored whole; leave --rows and --stride out")
         for run in runs:
             folder = Path(run.config["dataset"]["path"] if data is None else data)
             tested_on = read_dataset(folder).modality if is_dataset(folder) else {}  # raw audio says nothing
