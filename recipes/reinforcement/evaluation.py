@@ -26,7 +26,7 @@ from waveform.runs.named import find_run
 from waveform.runs.opened import load_model, use_saved
 from waveform.runs.scoring import display_names, trained_on
 from waveform.runs.settings import typed
-from waveform.runs.statistics import with_intervals
+from waveform.runs.statistics import students_t, with_intervals
 from waveform.system.console import as_table, counted, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -164,7 +164,8 @@ def compare(
     for entry in entries:
         errors = [entry["return_standard_error"], first["return_standard_error"]]
         difference = entry["return_mean"] - first["return_mean"]
-        half = None if entry is first or None in errors else 1.96 * math.hypot(*errors)
+        num = entry["episodes"] + first["episodes"] - 1  # two means are known, so two degrees of freedom are gone
+        half = None if entry is first or None in errors else students_t(num) * math.hypot(*errors)
         entry["baseline"], entry["difference_return"] = first["run"], difference
         entry["interval_95"] = None if half is None else [difference - half, difference + half]
     print(describe(entries))

@@ -47,6 +47,13 @@ def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsy
     assert all((tmp_path / name).stat().st_size > 500 for name in ("curves.png", "e.gif", "e.png"))
 
 
+def test_a_difference_has_students_interval(runs: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "play", lambda *given: {**play(*given), "return_standard_error": 1.0})
+    lstm = figures_of(tmp_path / "c.json", "compare", runs / "ct", runs / "lstm", "--episodes", 3)[1]
+    half, difference = 2.7764451 * 2**0.5, lstm["difference_return"]  # of four degrees of freedom
+    assert lstm["interval_95"] == pytest.approx([difference - half, difference + half])
+
+
 def test_rows_share_the_episodes_that_are_asked_for(runs: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "_ROWS", 4)
     assert play(open_agent(runs / "ct"), Playing(episodes=6))["episodes"] == 6  # by three rows, not by four
