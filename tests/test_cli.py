@@ -195,6 +195,8 @@ def test_analyse_reports_too_little_data(place: Path, tmp_path: Path) -> None:
     options = ["--data", tmp_path / "short", "--plot", tmp_path / "a.png"]
     out = printed("analyse", place / "compressive_transformer", *options)
     assert "no utterance is long enough" in out and "relative effective context: too little data" in out
+    out = printed("analyse", place / "compressive_transformer", "--tokens", 300)
+    assert "of 1 pieces" in out and "nan" not in out  # of one piece there is no standard error
     assert (tmp_path / "a.png").exists()
 
 

@@ -39,6 +39,7 @@ def describe(figures: dict[str, Any]) -> str:
                 f"{speed['context_tokens']} {unit}s of context again, or {speed['speedup_over_each_token']:,.0f} times "
                 f"as long, if each {unit} does ({speed['device']})"
             )
+    lines = [line.replace("±nan", "") for line in lines]  # a single piece has no standard error
     context = figures["effective_context"]
     if "absent" in context:
         lines.append(f"relative effective context: {context['absent']}")
