@@ -109,6 +109,7 @@ def test_what_cannot_be_measured_is_one_line(place: Path, monkeypatch: pytest.Mo
     assert "quality needs at least 3 samples" in mistake(["evaluate", run, "--quality", "--num", "2"])
     assert "give 1 to 60" in mistake(["evaluate", run, "--quality", "--seconds", "0.5"])
     assert "temperature" in mistake(["evaluate", run, "--quality", "--temperature", "-1"])
+    assert "give another --split" in mistake(["evaluate", run, "--quality", "--split", "train"])
     monkeypatch.setattr(TokenDomain, "measure", None)  # refused before anything is scored
     for verb in ("evaluate", "compare"):
         line = mistake([verb, run, "--quality", "--seconds", "3"])

@@ -41,9 +41,11 @@ def measure_quality(
 ) -> Quality:
     """Figures of the samples of each run (label, run), of clips of `held_out` and of white noise, against `others`.
 
-    held_out, others: audio of two splits, of which the first was not learned from. Raises UserError if a split has
-    fewer clips of config.seconds than are needed.
+    held_out, others: audio of two splits, of which the first was not learned from. Raises UserError if they are one
+    split, and if a split has fewer clips of config.seconds than are needed.
     """
+    if held_out.checksum == others.checksum:
+        raise UserError("quality compares samples with clips that were not learned from; give another --split")
     audio_format = runs[0][1].audio_format
     rate = audio_format.sample_rate_hz
     length = round(config.seconds * rate)
