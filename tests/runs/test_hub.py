@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from hashlib import sha1
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -34,7 +35,7 @@ def place(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """hub/, what `export --format hub` made of a run on speech, and figures.json of that."""
     place = tmp_path_factory.mktemp("place")
     figures = figures_of(place / "figures.json", "evaluate", speech / "run")
-    (place / "figures.json").write_text(json.dumps(figures | {"quality": _QUALITY.as_json()}))
+    (place / "figures.json").write_text(json.dumps(figures | {"quality": asdict(_QUALITY)}))
     cli("export", speech / "run", place / "hub", "--format", "hub", *_ABOUT, "--figures", place / "figures.json")
     return place
 

@@ -1,7 +1,7 @@
 """Figures of quality of a set of clips, with intervals: how far it is from real clips, and what is in it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,10 +48,6 @@ class Quality:
     seconds: float  # of each clip
     temperature: float
     seed: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as dicts and lists."""
-        return asdict(self)
 
 
 def figures_of(clips: Sequence[Clip], reference: Sequence[Clip]) -> list[Figure]:

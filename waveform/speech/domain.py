@@ -1,6 +1,7 @@
 """What runs on speech bring to the verbs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -133,7 +134,7 @@ class Speech(TokenDomain):
         others = open_split(runs[0], data=data, split="train", show_progress=False)
         on_audio = [(name, run) for name, run in zip(names_of(runs), runs, strict=True) if isinstance(run, Run)]
         measured = measure_quality(on_audio, config, held_out=tokens, others=others, show_progress=world.shows)
-        return measured.as_json(), describe_quality(measured)
+        return asdict(measured), describe_quality(measured)
 
     def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun:
         return next((one for one in scored if one.run.name == self.race_baseline), scored[0])

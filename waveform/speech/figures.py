@@ -107,16 +107,14 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     for label, entry in sorted(
         zip(display_names(entries), entries, strict=True), key=lambda labelled: labelled[1]["nats_per_token"]
     ):
-        against = "-"
-        if entry["run"] != entry["baseline"]:
-            against = with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
+        against = with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
         rate = entry["train_tokens_per_second"]
         rows.append(
             [
                 label,
                 f"{entry['nats_per_token']:.4f}",
                 f"{bits(entry['nats_per_token']):.4f}",
-                against,
+                "-" if entry["run"] == entry["baseline"] else against,
                 entry["prediction"],
                 f"{entry['num_parameters'] / 1e6:.2f} M",
                 trained_on(entry),

@@ -1,7 +1,7 @@
 """What a report shows of runs on speech: sounds beside real recordings, and figures of quality."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,7 +132,7 @@ class SoundContents(ReportContents):
                 "NLL by label": _by_label(names, entries),
                 "Quality": table,
             },
-        }, {"quality": quality and quality.as_json()}
+        }, {"quality": quality and asdict(quality)}
 
 
 def _predictors_alone(runs: Sequence[TrainedRun]) -> Run:
