@@ -25,7 +25,7 @@ from waveform.models.transformer_config import CompressiveTransformerConfig
 class _FusedWeights(NamedTuple):
     """One layer's weights, laid out for one query at a time."""
 
-    projection: Tensor  # [D, 3 D + H P]: q, k, v and `position_query` as complex numbers
+    projection: Tensor  # [D, 3 D + H P]: q, k, v and `position_query`
     projection_bias: Tensor
     output: Tensor  # [D, D]
 
@@ -80,7 +80,7 @@ class CachedDecoder(SteppedDecoder):
         self._complex = torch.complex128 if reference.dtype == torch.float64 else torch.complex64
         self._rotations = self._unit_circle(torch.arange(config.window, dtype=torch.float64)).to(device)
         limit = self._unit_circle(torch.tensor([-config.clamp_len], dtype=torch.float64)).to(device)
-        self._limit = torch.view_as_real(limit).flatten()  # [P], what a query meets `clamp_len` steps back
+        self._limit = torch.view_as_real(limit).mT.flatten()  # [P], what a query meets `clamp_len` steps back
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(model.layers):
@@ -117,12 +117,8 @@ class CachedDecoder(SteppedDecoder):
     def _fuse(self, layer: Layer) -> _FusedWeights:
         a = layer.attention
         position, constant = position_query(a)
-
-        def pairs(x: Tensor) -> Tensor:  # [H, P, ...] in halves -> [H P, ...] in pairs: real, imaginary
-            return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(0, 2)
-
-        weight = torch.cat([a.query.weight, a.key.weight, a.value.weight, pairs(position)])
-        bias = torch.cat([a.content_bias.flatten(), weight.new_zeros(2 * self._config.d_model), pairs(constant)])
+        weight = torch.cat([a.query.weight, a.key.weight, a.value.weight, position.flatten(0, 1)])
+        bias = torch.cat([a.content_bias.flatten(), weight.new_zeros(2 * self._config.d_model), constant.flatten()])
         return _FusedWeights(weight.t().contiguous(), bias, a.output.weight.t().contiguous())
 
     def _project(self, layer: Layer, slots: Tensor, projection: nn.Linear) -> Tensor:
@@ -188,13 +184,12 @@ class CachedDecoder(SteppedDecoder):
         query, key, value = (part.reshape(batch_heads, 1, -1) for part in of_content.chunk(3, dim=1))
         keys.index_copy_(1, slot, key)
         values.index_copy_(1, slot, value)
-        pairs = of_position.reshape(batch_heads, -1, 2)
-        # `view_as_complex` would need even strides, and d_model may be odd
-        rotated = torch.view_as_real(torch.complex(*pairs.unbind(dim=-1)) * rotation).flatten(1)
+        halves = of_position.reshape(batch_heads, 2, -1)
+        rotated = torch.view_as_real(torch.complex(*halves.unbind(dim=1)) * rotation).flatten(1)
         by_position = torch.addmm(view.mask, rotated.view(-1, rotated.shape[1]), view.position_keys)
         if config.clamp_len:
             is_far = self._phase_on_device - view.times > config.clamp_len
-            at_limit = view.mask + (pairs.flatten(1) @ self._limit)[:, None]
+            at_limit = view.mask + (halves.flatten(1) @ self._limit)[:, None]
             by_position = torch.where(is_far, at_limit, by_position)
         logits = torch.baddbmm(
             by_position.view(batch_heads, 1, -1), query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale
