@@ -72,14 +72,14 @@ def test_flops_of_a_wavenet_are_those_counted_by_hand() -> None:
 
 def test_flops_of_an_lstm_are_those_counted_by_hand() -> None:
     D, T, B = 16, 10, 3
-    model = build("lstm", vocab_size=V, num_layers=2, d_model=D)
+    model: Any = build("lstm", vocab_size=V, num_layers=2, d_model=D)
     inputs = torch.zeros(B, T, dtype=torch.int64), model.init_state(B)
     layers = 2 * B * T * 2 * (4 * D * 2 * D)
     assert forward_flops(model, *inputs) == layers + 2 * B * T * D * V
     assert counted_flops(lambda: model(*inputs).hidden.sum().backward()) == 3 * layers
     of = partial(torch.empty, device="meta")
     weights = 2 * [of(4 * D, D), of(4 * D, D), of(4 * D), of(4 * D)]
-    sizes = (2, D, 0, 2, False, 0.0, True, False, [], None)  # of an LSTM with two layers, in training
+    sizes: Any = (2, D, 0, 2, False, 0.0, True, False, [], None)  # of an LSTM with two layers, in training
     by_cudnn = partial(torch.ops.aten._cudnn_rnn, of(T, B, D), weights, 4, None, of(2, B, D), of(2, B, D), *sizes)
     assert counted_flops(by_cudnn) == layers
 
