@@ -57,7 +57,6 @@ def _places(tokens: TokenSet, *, window: int, stride: int) -> list[tuple[int, in
         (utterance, start)
         for utterance, length in enumerate(tokens.lengths)
         for start in range(0, max(length - window, 0) + stride, stride)
-        if start == 0 or start + window - stride < length
     ]
 
 
