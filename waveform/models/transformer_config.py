@@ -17,11 +17,11 @@ _Slots = Annotated[int, whole_number(0, MAX_SLOTS)]
 
 
 def _in_layers(low: int) -> Rule:
-    def fits(value: Any) -> bool:
-        of_layers = value if isinstance(value, list) else [value]
-        return all(type(one) is int and low <= one <= MAX_SLOTS for one in of_layers)
-
-    return Rule(fits, f"it must be a whole number from {low} to {MAX_SLOTS}, or a list of one for each layer")
+    one = whole_number(low, MAX_SLOTS)
+    return Rule(
+        lambda value: all(map(one.holds, value if isinstance(value, list) else [value])),
+        f"{one.remedy}, or a list of one for each layer",
+    )
 
 
 # One number for all layers, or a list of one for each
