@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 import waveform
 from tests.audio.conftest import write_audio
@@ -63,6 +64,12 @@ def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path) -> None:
     assert len(nats) == 1_600 and np.isfinite(nats).all()
     quiet = run.nll(0.1 * np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)  # scaled by its own range
     np.testing.assert_allclose(nats, quiet, atol=0.3)
+    tensor = (torch.arange(1_600) / 20).sin().bfloat16()  # which numpy does not have
+    for made in (tensor, tensor.float().requires_grad_()):
+        np.testing.assert_array_equal(
+            run.nll(made, sample_rate_hz=16_000), run.nll(tensor.float(), sample_rate_hz=16_000)
+        )
+        assert run.sample(seconds=0.01, prime=made).shape == (1, 160)
 
 
 @pytest.mark.parametrize("rate", [0, -5, 16_000.5, float("inf"), float("nan")])

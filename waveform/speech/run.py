@@ -81,9 +81,8 @@ class Run(TrainedRun):
         parts = []
         with torch.inference_mode():
             for x, y in zip(inputs.split(self.window), tokens.split(self.window), strict=True):
-                step = self.model.forward(x[None].to(self.device), state)
-                state = step.state
-                parts.append(self.model.head.nll(step.hidden, y[None].to(self.device))[0].cpu())
+                hidden, state, _ = self.model.forward(x[None].to(self.device), state)
+                parts.append(self.model.head.nll(hidden, y[None].to(self.device))[0].cpu())
         return torch.cat(parts).numpy()
 
     def sample(
@@ -139,6 +138,8 @@ def _mono(audio: np.ndarray | Tensor) -> np.ndarray:
 
 def finite_floats(audio: np.ndarray | Tensor) -> np.ndarray:
     """The samples in fp32. Raises UserError for whole numbers, of which 1 is not full scale, inf and NaN."""
+    if isinstance(audio, Tensor):  # perhaps bf16, on a GPU, or with a gradient, of which numpy knows nothing
+        audio = (audio.float() if audio.is_floating_point() else audio).detach().cpu()
     samples = np.asarray(audio)
     if not np.issubdtype(samples.dtype, np.floating):
         raise UserError(f"audio of type {samples.dtype}; give floats in [-1, 1]")
