@@ -44,11 +44,14 @@ class FiniteWatch:
         self._unchecked: list[Update] = []
         self.skipped = self.consecutive_skips = 0  # steps
 
+    def looks_at_once(self) -> bool:
+        """Whether an update must be looked at before the optimiser applies it."""
+        return self._skips or self._world.device.type == "cpu"
+
     def look(self, update: Update) -> Update | None:
         """Remember an update until it is looked at; returns it if that is now, and it was not finite on some rank."""
         self._unchecked.append(update)
-        at_once = self._skips or self._world.device.type == "cpu"  # before the optimiser applies it
-        return self.first_bad() if at_once else None
+        return self.first_bad() if self.looks_at_once() else None
 
     def first_bad(self) -> Update | None:
         """The first update since the last look that was not finite on some rank; waits for the device."""
