@@ -23,7 +23,7 @@ from waveform.system.errors import UserError
 def test_sizes_are_bounded(model: str, field: str, low: int, high: int, more: str) -> None:
     with torch.device("meta"):
         build(model, vocab_size=8, **{field: np.int64(low)})  # numpy's whole numbers are whole, too
-    for value in (low - 1, high + 1, 10**30, 2.0, True):
+    for value in (low - 1, high + 1, 10**30, 2.0, True, *([] if "null" in more else [None])):
         message = f"model.{field} is {value!r}; it must be a whole number from {low} to {high}{more}"
         with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
             build(model, vocab_size=8, **{field: value})
