@@ -1,5 +1,6 @@
 """The figures of an analysis as lines of text, for the terminal."""
 
+from itertools import zip_longest
 from typing import Any
 
 
@@ -17,15 +18,15 @@ def describe(figures: dict[str, Any]) -> str:
                 f"{attention['num_pieces']} pieces, memories full)"
             )
             for region, values in attention["regions"].items():
-                errors = values["weight_standard_error"] or [float("nan")] * len(values["weight"])
-                cells = [f"{100 * w:.2f}±{100 * e:.2f}" for w, e in zip(values["weight"], errors, strict=True)]
+                errors = [f"±{100 * e:.2f}" for e in values["weight_standard_error"] or ()]  # of one piece, none
+                cells = [f"{100 * w:.2f}{e}" for w, e in zip_longest(values["weight"], errors, fillvalue="")]
                 lines.append(f"    {region:<10} {'  '.join(cells)}   sum {100 * sum(values['weight']):.1f}")
         loss = entry["compression_loss_by_layer"]
         if "absent" in loss:
             lines.append(f"  compression loss by layer: {loss['absent']}")
         else:
-            errors = loss["standard_error"] or [float("nan")] * len(loss["mean"])
-            cells = [f"{m:.3g}±{e:.1g}" for m, e in zip(loss["mean"], errors, strict=True)]
+            errors = [f"±{e:.1g}" for e in loss["standard_error"] or ()]
+            cells = [f"{m:.3g}{e}" for m, e in zip_longest(loss["mean"], errors, fillvalue="")]
             lines.append(f"  compression loss by layer ({loss['loss']}): {'  '.join(cells)}")
         lines += _heads(entry["attention_by_head"])
         lines += _answers(entry.get("attention_on_answers"))
@@ -39,7 +40,6 @@ def describe(figures: dict[str, Any]) -> str:
                 f"{speed['context_tokens']} {unit}s of context again, or {speed['speedup_over_each_token']:,.0f} times "
                 f"as long, if each {unit} does ({speed['device']})"
             )
-    lines = [line.replace("±nan", "") for line in lines]  # a single piece has no standard error
     context = figures["effective_context"]
     if "absent" in context:
         lines.append(f"relative effective context: {context['absent']}")

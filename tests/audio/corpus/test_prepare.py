@@ -365,7 +365,8 @@ _GOOD = None  # in place of a file's content
         ({"a.wav": _GOOD}, r"would be empty: 1 file, .*; add files, or sort them into folders train/, valid/"),
         (
             {"train/b.wav": _GOOD, "valid/b.wav": _GOOD, "test/b.wav": b"no audio"},
-            r"test would be empty: 2 files, .*; add files, .* was refused of it: test/b.wav: not readable as audio",
+            r"test would be empty: 2 files, divided by .*; add files, .*; "
+            r"mend or remove what was refused of it: test/b.wav: not readable as audio",
         ),
         (
             {"test/a.wav": b"", "test/b.wav": _GOOD, "train/b.wav": _GOOD, "valid/b.wav": b"no audio"},
