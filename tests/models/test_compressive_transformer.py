@@ -96,7 +96,7 @@ def test_sizes_by_layer_are_checked() -> None:
     assert small(memory=[4, 4]).memory == 4  # one size, in every path that knows one
     for fields, message in (
         ({"memory": [4, 4, 4]}, "model.memory has 3 numbers, but model.num_layers is 2"),
-        ({"memory": [4, -1]}, "a list of one for each layer"),
+        ({"memory": [4, -1]}, "a list with one for each layer"),
         ({"compression_rate": [2, 9]}, "no more than model.window=5 steps leave memory"),
         ({"memory": [5, 4], "compression": "most_used"}, r"most_used looks at .*model.memory \(4\) must be at least"),
     ):

@@ -16,7 +16,7 @@ from waveform.system.errors import UserError
     ("model", "field", "low", "high", "more"),
     [
         ("transformer_xl", "window", 1, 2**24, ""),
-        ("compressive_transformer", "memory", 0, 2**24, ", or a list of one for each layer"),
+        ("compressive_transformer", "memory", 0, 2**24, ", or a list with one for each layer"),
         ("wavenet", "end_channels", 1, 65536, ", or null"),
     ],
 )
@@ -49,7 +49,7 @@ def test_sizes_are_bounded(model: str, field: str, low: int, high: int, more: st
         ),
         (
             {"same_length": True, "memory": 0},
-            "model.same_length lets queries see model.memory steps, which is 0; give it a memory",
+            "model.same_length lets queries see model.memory steps, but it is 0; give it a memory",
         ),
         (
             {"compression": "most_used", "compressed_position": "window", "compression_rate": 800},

@@ -21,9 +21,9 @@ from waveform.models.dropout import Dropout
 from waveform.system.linear import Linear, linear
 
 _BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
-VECTOR = 16  # floats; widths that compiled kernels can do are multiples of it
+VECTOR = 16  # floats; compiled kernels need widths that are multiples of it
 _MIN_SCORES = 1 << 18  # of a call; below, torch is as fast as kernels
-_QUERIES = 128  # whose weights `received_attention` holds at a time
+_QUERIES = 128  # for so many at a time, `received_attention` holds the weights
 _LOOK_BACK_POWER = 4.0  # the attention of a local head falls off about as distance ** -4
 
 
@@ -35,15 +35,15 @@ class Slots(NamedTuple):
     query_encoding: Tensor  # [1 or B, T, P], `encode_times` of the above, once for all layers
     slot_encoding: Tensor  # [1, K, P]; [1, K, 2 P] if compressed slots have a projection of their own
     visible: Tensor | None  # [1 or B, 1, T, K], bool; None: query i sees slots up to K - T + i
-    # In one of two forms for `softmax_attention`, if not None: as 0 and -inf, of the dtype of queries; or, on a CPU if
-    # nothing else is hidden, as the first slot that is in use of each row
+    # `visible` in the form that `softmax_attention` takes, if it is not None: 0 and -inf, in the dtype of queries; or,
+    # on a CPU, if only empty slots and later steps are hidden, the first slot in use of each row
     bias: Tensor | None = None
     first_used: tuple[int, ...] | None = None
-    num_compressed: int = 0  # of the slots, the first
+    num_compressed: int = 0  # how many of the slots are compressed; they come first
 
     @property
     def seen(self) -> Tensor:
-        """`visible`, also where it is None."""
+        """`visible`, written out if it is None."""
         if self.visible is not None:
             return self.visible
         return (self.query_times[..., :, None] >= self.slot_times[..., None, :])[:, None]
@@ -106,7 +106,7 @@ class RelativeAttention(nn.Module):
 
     @property
     def is_fused(self) -> bool:
-        """Whether `fused` is asked for and can serve: it knows no limit of distances, and holds no weights to drop."""
+        """Whether `fused` is asked for and possible: it has no limit of distances, and never holds weights to drop."""
         return self.implementation == "fused" and not self.clamp_len and not (self.training and self.dropout.p)
 
     def split_heads(self, x_BTD: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x_BTD: Tensor, past: Tensor | None, slots: Slots, *, affine: nn.LayerNorm | None = None
     ) -> AttentionOutput:
-        """x_BTD: the queries, which are the last T slots too; past [B, K - T, D]: the slots before them, None if none.
+        """x_BTD: the queries, which are also the last T slots; past [B, K - T, D]: the slots before them, None if none.
 
         If `past` holds all K slots (the queries stand at different places of their rows' windows), x_BTD is queries
         only. affine: a norm whose weight and bias are still to be applied to x_BTD and past. They are folded into the
@@ -226,7 +226,7 @@ class RelativeAttention(nn.Module):
 def position_query(attention: RelativeAttention) -> tuple[Tensor, Tensor]:
     """(q + v)^T W_R of an input x [D] as weight x + constant: weight [H, P, D] and constant [H, P].
 
-    Where keys are kept, as in decoders, the position term is one complex product per query: the real part of
+    If keys are cached, as in decoders, the position term is one complex product per query: the real part of
     (a_c - i a_s) e^{i w t} e^{-i w s}, summed over w, for a query at time t and a slot at time s (`rotate_to_time`).
     Each head's features are a_c, then -a_s.
     """
@@ -243,7 +243,7 @@ def softmax_of_visible(logits_BHTK: Tensor, slots: Slots) -> Tensor:
 
 
 def attention_bias(visible: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """`Slots.bias` [1 or B, 1, T, K]; dtype: of the parameters, though under autocast queries have another."""
+    """`Slots.bias` [1 or B, 1, T, K]; dtype: of the parameters; under autocast, it has autocast's, as queries do."""
     device = visible.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -268,14 +268,14 @@ def softmax_attention(
 ) -> Tensor:
     """softmax(scale q [k; encoding]^T + bias) v by the kernel that is fast on the device, [B, H, T, d].
 
-    encoding [1, K, P]: constant, further columns of every head's keys (None if E = d). causal: query i sees slots up to
-    K - T + i. bias, first_used: see `Slots`. A mode of torch functions sees this call, as it sees torch's own
-    (waveform/benchmarks/flops.py counts it so).
+    encoding [1, K, P]: further columns of every head's keys, without gradient (None if E = d). causal: query i sees
+    slots up to K - T + i. bias, first_used: see `Slots`. A torch function mode sees this call as it sees torch's own,
+    so that waveform/benchmarks/flops.py can count it.
     """
     if has_torch_function_unary(q_BHTE):
         options: dict[str, Any] = {"causal": causal, "bias": bias, "first_used": first_used, "encoding": encoding}
         return handle_torch_function(softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, **options)
-    if first_used is not None:  # rows with as many slots at once: a third of the time that a bias takes
+    if first_used is not None:  # rows with the same number of slots together: a third of the time that a bias takes
         parts, order = [], []
         for first in sorted(set(first_used)):
             rows = [row for row, other in enumerate(first_used) if other == first]
@@ -285,13 +285,13 @@ def softmax_attention(
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
     if bias is None and _takes_kernels(q_BHTE, k_BHKd):
-        from waveform.kernels.attention import attention_in_kernels  # here: others do without numba
+        from waveform.kernels.attention import attention_in_kernels  # here, so that nothing else loads numba
 
         num_missing = -q_BHTE.shape[3] % VECTOR  # features, to whole vectors
         padded = None if encoding is None else F.pad(encoding.float(), (0, num_missing))
         given = F.pad(q_BHTE.float(), (0, num_missing)), k_BHKd.float(), v_BHKd.float()  # faster than torch in bf16
         return attention_in_kernels(*given, scale=scale, causal=causal, encoding=padded).to(q_BHTE.dtype)
-    # Flash kernels take values of the keys' width only.
+    # Flash kernels need values as wide as the keys.
     k_BHKE, d_head = long_keys(k_BHKd, encoding), v_BHKd.shape[-1]
     v_BHKE = F.pad(v_BHKd, (0, k_BHKE.shape[-1] - d_head))
     mask = _causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2]) if causal else bias
@@ -316,7 +316,7 @@ def _causal_lower_right(num_queries: int, num_slots: int) -> Tensor:
 
 
 def _takes_kernels(q_BHTE: Tensor, k_BHKd: Tensor) -> bool:
-    """Whether compiled kernels can do this attention, and are the faster way."""
+    """Whether compiled kernels can compute this attention, and are the faster way."""
     num_slots, d_head = k_BHKd.shape[2:]
     return (
         q_BHTE.device.type == "cpu"
@@ -324,5 +324,5 @@ def _takes_kernels(q_BHTE: Tensor, k_BHKd: Tensor) -> bool:
         and num_slots * q_BHTE.shape[:3].numel() >= _MIN_SCORES
         and not any(size % VECTOR for size in (num_slots, d_head))
         and not torch.compiler.is_compiling()
-        and not is_in_torch_dispatch_mode()  # it would not see what they do
+        and not is_in_torch_dispatch_mode()  # a FLOP counter would not see kernels
     )

@@ -1,6 +1,6 @@
-"""Compression functions: groups of c evicted memory slots to one compressed slot each (Rae et al. 2019, section 3.2).
+"""Compression functions: each turns every c evicted slots into one compressed slot (Rae et al. 2019, section 3.2).
 
-A function is one subclass of `Compressor`, and one line in `FUNCTIONS` that gives it a name; or, in a package of your
+To add one, write a subclass of `Compressor`, and one line in `FUNCTIONS` that gives it a name; or, in a package of your
 own, one entry point of the group `waveform.compressions` that names the class.
 
 Shape letters: B rows, G groups, c compression rate, n = G c slots, D model width, H heads, d head width.
@@ -29,7 +29,7 @@ class Compressor(nn.Module, ABC):
     options: tuple[str, ...] = ()  # settings model.compression_NAME that it is made with, besides the rate
 
     def __init__(self, d_model: int, *, rate: int, overlap: int = 0) -> None:
-        """overlap: steps that a group has beyond its own, from the next."""
+        """overlap: steps of the next group that a group reads too."""
         super().__init__()
         self.rate, self.kernel = rate, rate + overlap
 
@@ -45,7 +45,7 @@ class Compressor(nn.Module, ABC):
         return next(self.parameters(), None) is not None
 
     def add_decoder(self, d_model: int, *, bias: bool = True) -> None:
-        """For auto-encoding: what `reconstruct` needs."""
+        """Add the decoder that `reconstruct` needs, for auto-encoding."""
         self.decoder = nn.ConvTranspose1d(d_model, d_model, self.kernel, stride=self.rate, bias=bias)
 
     def reconstruct(self, compressed_BGD: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class MostUsed(Compressor):
 
 
 class Convolution(Compressor):
-    """A convolution whose stride is c, and its kernel too, but for an overlap with the next group."""
+    """A convolution with a stride of c and a kernel of c steps, plus any overlap with the next group."""
 
     options = ("overlap", "bias")
 
@@ -88,7 +88,7 @@ class Convolution(Compressor):
         self.convolution = nn.Conv1d(d_model, d_model, self.kernel, stride=rate, bias=bias)
 
     def initialise(self) -> None:
-        """Starts as mean pooling (the papers name no initialisation), so that compressed slots are like memory's."""
+        """Start as mean pooling (the papers give no initial values), so that compressed slots are like memory's."""
         weight, bias = self.convolution.weight, self.convolution.bias
         nn.init.normal_(weight, std=1e-3)
         if bias is not None:
@@ -104,10 +104,10 @@ class Convolution(Compressor):
 
 
 class DilatedConvolutions(Compressor):
-    """Dilated convolutions, each with ReLU, before one as above.
+    """Dilated convolutions, each followed by ReLU, and then a `Convolution`.
 
-    Padded they have kernels of 3 and keep the number of slots; else kernels of 2, as in the authors' code, and each
-    leaves as many slots less as its dilation.
+    With padding, their kernels are 3 and keep the number of slots; without, the kernels are 2, as in the authors' code,
+    and each shortens its input by its dilation.
     """
 
     options = ("overlap", "bias", "dilations", "padding")
@@ -159,7 +159,7 @@ def compression_function(name: str) -> type[Compressor]:
 
 
 def attention_loss(q_BHTd: Tensor, *, old: Sequence[Tensor], new: Sequence[Tensor], trains_old: bool = False) -> Tensor:
-    """Attention reconstruction (Algorithm 2): what queries read of the new slots against what they read of the old.
+    """Attention reconstruction (Algorithm 2): mean square difference of what queries read from new and from old slots.
 
     old, new: keys and values, [B, H, n, d] and [B, H, G, d] -> loss [B]. Attention is by content alone, per head.
     Gradient reaches `new`, and `old` only if `trains_old`; never the queries.
@@ -171,7 +171,7 @@ def attention_loss(q_BHTd: Tensor, *, old: Sequence[Tensor], new: Sequence[Tenso
 
 
 def autoencoding_loss(compressor: Compressor, compressed_BGD: Tensor, slots_BnD: Tensor) -> Tensor:
-    """How far the slots are from what the compressor reconstructs of them, zeros where it makes nothing: [B]."""
+    """Mean square difference between the slots and their reconstruction, which zeros fill up if it is shorter: [B]."""
     made_BnD = compressor.reconstruct(compressed_BGD)
     return _mean_square_by_row(F.pad(made_BnD, (0, 0, 0, slots_BnD.shape[1] - made_BnD.shape[1])), slots_BnD)
 

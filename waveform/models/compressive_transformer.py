@@ -14,8 +14,8 @@ Algorithm 1, of one layer with input h:
         compressed = the newest C of [compressed; groups]                       memory.after_call
         memory = the newest M of [memory; window]                               memory.after_call
 
-A call may hold many windows, or less than one: `CompressiveTransformer.trunk` cuts it at the windows' ends. What runs
-the layers, one after the other or all in kernels, is models/run_layers.py.
+A call may hold many windows, or less than one: `CompressiveTransformer.trunk` cuts it at the windows' ends.
+models/run_layers.py runs the layers, one after the other or all in kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,13 +42,13 @@ from waveform.system.linear import Linear, linear
 
 
 class LayerOutput(NamedTuple):
-    """What one layer makes of a call within a window."""
+    """What one layer computes in a call within a window."""
 
     h: Tensor  # [B, T, D]
     read: Tensor  # [B, T, D] input of the layer or of its attention: what memory will hold
     groups: Tensor | None  # [B, G, D] of the evicted steps; None if nothing is evicted
-    loss: Tensor | None  # [B] of what was compressed
-    usage: Tensor  # [B, M] or [B, 0], with the attention of this call
+    loss: Tensor | None  # [B] compression loss
+    usage: Tensor  # [B, M] or [B, 0], the attention of this call included
 
 
 class Layer(nn.Module):
@@ -76,8 +76,8 @@ class Layer(nn.Module):
     def step(self, h_BTD: Tensor, slots: Tensor, window: Tensor, usage: Tensor, clock: Clock) -> LayerOutput:
         """Attend, feed forward and, if a window leaves memory, compress.
 
-        slots [B, C + M, D], window [B, W, D], usage [B, M] or [B, 0]: of this layer, before the call. What is done
-        follows from the clock, never from values of tensors, so that no GPU is waited for and a graph can be kept.
+        slots [B, C + M, D], window [B, W, D], usage [B, M] or [B, 0]: of this layer, before the call. The clock alone
+        decides what is done, never a tensor's values, so the CPU need not wait for a GPU, and compiled code is reused.
         """
         read_BTD = self.attention_norm(h_BTD) if self.config.stores_normed else h_BTD
         window = memory.write_window(window, read_BTD, clock)  # [B, e, D] from here on; at its end e = W
@@ -99,16 +99,16 @@ class Layer(nn.Module):
         clock: Clock,
         run: Callable[..., LayerOutput] = step,
     ) -> LayerOutput:
-        """`step`, run by `run`: as it is, compiled, or kept to be computed again (`RunsLayers.run_one`).
+        """`step`, called through `run`: as it is, compiled, or to be computed again (`RunsLayers.run_one`).
 
-        All that uses this layer's parameters happens in here, because FSDP gathers them for a module's forward.
+        Everything that uses this layer's parameters happens in here: FSDP gathers them only for a module's forward.
         """
         return run(self, h_BTD, slots, window, usage, clock)
 
     def attend(self, read_BTD: Tensor, past: Tensor | None, slots: Slots) -> AttentionOutput:
-        """What the attention computes of `read`; `past`: see RelativeAttention.forward.
+        """Attend from the queries `read`; `past`: see RelativeAttention.forward.
 
-        Memory holds inputs of the layer, normed here whenever they are read, or what was normed when it was stored.
+        Memory holds the layer's inputs: either they are normed here whenever they are read, or before they were stored.
         """
         if not self.config.norms_when_read:
             return self.attention(read_BTD, past, slots)
@@ -120,9 +120,9 @@ class Layer(nn.Module):
         return F.layer_norm(x, self.attention_norm.normalized_shape, eps=self.attention_norm.eps)
 
     def feed_forward(self, a_BTD: Tensor) -> Tensor:
-        """a + feed-forward(a), with the norms before and after it; a: the layer's input and its attention's output.
+        """a + feed-forward(a), with the norms before and after it; a: the layer's input plus its attention's output.
 
-        If norms come after sums, the first is that of the attention.
+        If norms come after sums, the attention's norm is applied here too, first.
         """
         if self.config.norm == "pre":
             return a_BTD + self._feed_forward(self.feedforward_norm(a_BTD))
@@ -138,7 +138,7 @@ class Layer(nn.Module):
     def compress(
         self, slots: Tensor, window: Tensor, usage: Tensor, clock: Clock, attended: AttentionOutput | None
     ) -> tuple[Tensor, Tensor | None]:
-        """What the evicted steps become, [B, G, D], and the loss [B] of it; of rows that evict nothing, neither counts.
+        """Compress the evicted steps -> [B, G, D], and the loss [B]; in rows that evict nothing, neither counts.
 
         window [B, W, D]: the finished window's inputs. attended: what the last call's attention computed; the loss
         needs it.
@@ -160,10 +160,10 @@ class Layer(nn.Module):
     def compression_loss(
         self, consumed_BnD: Tensor, groups_BGD: Tensor, window: Tensor, attended: AttentionOutput
     ) -> Tensor:
-        """Loss [B] of what was compressed (Algorithm 2, or auto-encoding); the compressor learns, and nothing else.
+        """Compression loss [B] (Algorithm 2, or auto-encoding), from which only the compressor learns.
 
-        As the authors' code is run (`compression_gradient=as_run`), how keys and values are made learns too, and steps
-        that fill no group count.
+        With `compression_gradient=as_run`, as the authors' code runs, the key and value projections learn too, and
+        steps that do not fill a group count.
         """
         config, attention, as_run = self.config, self.attention, self.config.compression_gradient == "as_run"
         consumed_BnD = consumed_BnD if as_run else consumed_BnD[:, : config.num_consumed]
@@ -188,7 +188,7 @@ class Layer(nn.Module):
         return attention_loss(q_BHWd, old=old, new=new, trains_old=as_run)
 
     def projection(self, slots_BKD: Tensor, layer: nn.Linear, *, frozen: bool = True) -> Tensor:
-        """Per-head projection of slots -> [B, H, K, d]; gradient flows to them, and to the weight unless frozen."""
+        """Per-head projection of slots -> [B, H, K, d]; gradient flows to slots, and to the weight unless frozen."""
         if self.config.norms_when_read:
             norm = self.attention_norm
             slots_BKD = F.layer_norm(
@@ -200,7 +200,7 @@ class Layer(nn.Module):
 class CompressiveTransformer(TokenModel, RunsLayers):
     """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input.
 
-    What is registered is this model with its decoders: waveform/decoding/compressive_transformer.py.
+    The registered class is this one with its decoders: waveform/decoding/compressive_transformer.py.
     """
 
     Config: type = CompressiveTransformerConfig
@@ -253,7 +253,7 @@ class CompressiveTransformer(TokenModel, RunsLayers):
         """
         return self.embedding(tokens_BT)
 
-    # What the engine may use of it (engine/interface.py)
+    # What the engine may use besides `forward` (`OptionalParts` in engine/interface.py)
 
     def compressor_parameters(self) -> list[nn.Parameter]:
         """Those of every layer's compressor, unless only BPTT trains them."""

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-_LEVELS = 2**16  # of a share of values that is dropped
+_LEVELS = 2**16  # the dropped share is a multiple of 1 / _LEVELS
 
 
 class Dropout(nn.Dropout):
-    """As torch's; on a CPU the share is a multiple of 1 / 65,536, so that a random number serves four values."""
+    """As torch's; on a CPU, one random number of 64 bits serves four values, so shares are multiples of 1 / 65,536."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape; the identity in evaluation."""

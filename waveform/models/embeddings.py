@@ -60,7 +60,7 @@ class AdaptiveEmbedding(nn.Module):
         return torch.where((tokens == self.vocab_size)[..., None], self.begin, vectors)
 
     def _look_up(self, cluster: int, tokens: Tensor) -> Tensor:
-        """Vectors [..., D] of `tokens`, with some token of the cluster in place of those outside it."""
+        """Vectors [..., D] of `tokens`; a token outside the cluster gets the vector of the nearest one in it."""
         first, stop = self.bounds[cluster], self.bounds[cluster + 1]
         vectors = F.embedding(tokens.clamp(first, stop - 1) - first, self.tables[cluster])
         projection = self.projections[cluster - 1] if cluster else self.first_projection

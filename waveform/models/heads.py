@@ -63,7 +63,7 @@ class AdaptiveSoftmaxHead(nn.Module):
         project_first: bool = False,
         tied_to: AdaptiveEmbedding | None = None,
     ) -> None:
-        """`tied_to` must be made of the same config. `project_first`: by a matrix of its own."""
+        """`tied_to` must be made from the same config. `project_first`: as there, by a matrix of its own."""
         super().__init__()
         self.bounds = [0, *config.cutoffs, config.vocab_size]
         self.num_tails = len(config.cutoffs)
@@ -135,11 +135,11 @@ class AdaptiveSoftmaxHead(nn.Module):
 
 
 class PredictionHead(SoftmaxHead):
-    """A softmax over logits of the network's own plus w times the log of a logistic density around what is expected.
+    """A softmax over the network's own logits plus w times the log of a logistic density around what is expected.
 
     The network also gives the weights by which expectations and log scales of the predictors are averaged, a shift of
-    the centre in units of the scale, a factor of the scale, and w. In the beginning its own logits are zero: the model
-    is the predictors alone.
+    the centre in units of the scale, a factor of the scale, and w. At first its own logits are zero: the model is the
+    predictors alone.
     """
 
     def __init__(self, d_model: int, *, classes: SoundClasses) -> None:
@@ -168,9 +168,9 @@ class PredictionHead(SoftmaxHead):
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """As `SoftmaxHead.nll`; by kernels in fp32 on a CPU."""
         on_cpu = hidden.device.type == "cpu" and hidden.dtype == torch.float32 and not self.num_classes % VECTOR
-        if not on_cpu or is_in_torch_dispatch_mode():  # which would not see what they do
+        if not on_cpu or is_in_torch_dispatch_mode():  # a FLOP counter would not see kernels
             return super().nll(hidden, targets)
-        from waveform.kernels.density import PredictedNll  # here: others do without numba
+        from waveform.kernels.density import PredictedNll  # here, so that nothing else loads numba
 
         y = self.projection(hidden[..., :-NUM_HEAD_INPUTS]).flatten(0, 1).float().contiguous()
         expected = hidden[..., -NUM_HEAD_INPUTS:].detach().flatten(0, 1).contiguous()

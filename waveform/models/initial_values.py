@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 INIT_STD = 0.02  # of embeddings and heads, and of what is added to the residual stream
-_CUT_STD = 0.87962566103423978  # standard deviation of a standard normal distribution cut at 2
+_CUT_STD = 0.87962566103423978  # standard deviation of a standard normal distribution truncated at -2 and 2
 
 
 def initialise(model: Any) -> None:
@@ -49,7 +49,7 @@ def _by_default(layer: Any, *, residual_std: float, local: bool) -> None:
 
 
 def _as_sonnet(layer: Any, *, num_layers: int) -> None:
-    """Normal values, cut, and Glorot-uniform biases of positions, with which heads are not blind to them."""
+    """Truncated normal weights, and Glorot-uniform attention biases, with which heads are not blind to positions."""
     attention = layer.attention
     scaled = [attention.query, attention.key, attention.value, attention.position]
     scaled += [layer.feedforward_in, layer.feedforward_out]
@@ -69,13 +69,13 @@ def _as_sonnet(layer: Any, *, num_layers: int) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for bias in biases:
-        # There [1, H, 1, d]; ours are sqrt(d) times theirs: they are added before the scale.
+        # Theirs are [1, H, 1, d]; ours are sqrt(d) times as large, because they are added before the scale.
         num_heads, width = bias.shape
         limit = math.sqrt(6 * width / (num_heads + num_heads * width))
         nn.init.uniform_(bias, -limit, limit)
 
 
 def scaled_normal_(weight: Tensor, *, variance: float) -> None:
-    """Normal values cut at two standard deviations, which are then scaled to have `variance`, as TensorFlow's are."""
+    """Normal values truncated at two standard deviations and scaled to have `variance`, as TensorFlow draws them."""
     std = math.sqrt(variance) / _CUT_STD
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

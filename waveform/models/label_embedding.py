@@ -1,4 +1,4 @@
-"""Adds a vector of its row's label (a speaker, a word, a class) to every input of a model, at its front.
+"""Adds the vector of a row's label (a speaker, a word, a class) to each of its inputs, before a model's first layer.
 
 An utterance's label comes with its begin-of-utterance input, V + label, and is then kept in the model's state until the
 row's next one, so nothing but that one input knows of labels, and whatever carries state carries the label. Label 0 is
@@ -16,7 +16,7 @@ RowLabels = tuple[Tensor, ...]
 
 
 class LabelEmbedding(nn.Module):
-    """A vector for each label. All begin at zero, so a model begins as the same one without labels would."""
+    """A vector for each label. All start at zero, so a new model computes what it would without labels."""
 
     def __init__(self, d_model: int, *, num_labels: int, vocab_size: int) -> None:
         super().__init__()

@@ -3,10 +3,10 @@
     tokens -> amplitudes -> K linear predictors -> expectations, and how far off they have been lately -> trunk, head
 
 The filters follow from past samples alone (backward adaptation, as in the ITU's G.728), so nothing has to be sent or
-learned, the NLL stays exact, and a sampler computes the same. After every BLOCK samples of a row each filter is fitted
-anew to all samples since its reset, an older one weighing less, by the covariance lattice method (J. Makhoul, "Stable
-and efficient lattice methods for linear prediction", 1977): Burg's reflection coefficients from weighted sums of
-products. They are below 1 in size by construction, so a filter that runs on its own output stays bounded.
+learned, the NLL stays exact, and a sampler computes the same. After every BLOCK samples of a row, each filter is fitted
+anew to all samples since its reset, older ones weighing less, by the covariance lattice method (J. Makhoul, "Stable and
+efficient lattice methods for linear prediction", 1977): Burg's reflection coefficients from weighted sums of products.
+They are below 1 in size by construction, so a filter that runs on its own output stays bounded.
 
 Everything is in fp64, and no gradient flows here: the inputs are tokens. On a CPU a compiled kernel computes it
 (kernels/prediction.py); the operations of torch below are for other devices, and the kernel's oracle.
@@ -29,20 +29,20 @@ from waveform.system.linear import Linear
 
 ORDER = 32  # P
 BLOCK = 32  # samples between fits
-FORGETTING = (0.98, 0.993, 0.998)  # what a sample's weight is multiplied with, each sample: K predictors
-ERROR_DECAYS = (0.8, 0.95, 0.995)  # of the running mean of squared errors, each sample
-_SPEED = 1  # of ERROR_DECAYS, whose mean is a predictor's scale
+FORGETTING = (0.98, 0.993, 0.998)  # each predictor's factor on the weights of past samples, once per sample
+ERROR_DECAYS = (0.8, 0.95, 0.995)  # of running means of squared errors, per sample
+_SPEED = 1  # index in ERROR_DECAYS of the mean whose square root is a predictor's scale
 _NOISE = 1e-9  # added to energies, so that silence is predicted by zeros
 FIRST_ENERGY = 1e-5  # of errors, before there are any
 _MAX_REFLECTION = 0.9999  # rounding could make it 1
-CLIP = 5.0  # standard deviations, of features
+CLIP = 5.0  # standard deviations at which features are clipped
 HISTORY = 2 * ORDER + BLOCK  # samples that a fit looks back on
 NUM_PREDICTORS, NUM_SPEEDS = len(FORGETTING), len(ERROR_DECAYS)
 NUM_FEATURES = NUM_PREDICTORS * (NUM_SPEEDS + 3)
-NUM_HEAD_INPUTS = 2 * NUM_PREDICTORS + 1  # expectations, log scales, log width of the class where they point
-NUM_DENSITY_OUTPUTS = NUM_PREDICTORS + 3  # of the network, that `PredictionHead` makes a density with
-LOG_LEAST_SCALE = math.log(0.3)  # of a density in widths of its class: narrower ones would fall between values
-FARTHEST = 50.0  # scales from a density's centre; beyond, it is what it is there: no sample costs thousands of nats
+NUM_HEAD_INPUTS = 2 * NUM_PREDICTORS + 1  # expectations, log scales, log width of the class of the mean expectation
+NUM_DENSITY_OUTPUTS = NUM_PREDICTORS + 3  # outputs of the network, from which `PredictionHead` makes a density
+LOG_LEAST_SCALE = math.log(0.3)  # of a density, in widths of its class: narrower ones would fall between values
+FARTHEST = 50.0  # scales from a density's centre; beyond, it falls no further: no sample costs thousands of nats
 _MOST_STEPS = 1024  # of one call of the torch operations
 
 
@@ -58,7 +58,7 @@ class PredictionState(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What is known of the sample after each input."""
+    """What the predictors expect of the sample after each input."""
 
     features: Tensor  # [B, T, NUM_FEATURES]
     centre: Tensor  # [B, T] int64: the class of the mean expectation
@@ -68,7 +68,7 @@ class Prediction(NamedTuple):
 class Constants(NamedTuple):
     """Numbers that the operations of torch need, on their device; fp64."""
 
-    values: Tensor  # [V + 1], those that begin an utterance count as silence
+    values: Tensor  # [V + 1] amplitudes; begin-of-utterance counts as silence
     bounds: Tensor  # [V - 1]
     log_widths: Tensor  # [V]
     forgetting: Tensor  # [K]
@@ -91,7 +91,7 @@ class LinearPrediction(nn.Module):
         self._constants: dict[torch.device, Constants] = {}
 
     def constants(self, device: torch.device) -> Constants:
-        """Its numbers on `device`, where they then stay."""
+        """The `Constants` on `device`, made at the first call."""
         if device not in self._constants:
             numbers = (self.values, self.bounds, self.log_widths, FORGETTING, ERROR_DECAYS, self.widening)
             self._constants[device] = Constants(*(to_device(torch.from_numpy(np.array(x)), device) for x in numbers))
@@ -135,7 +135,7 @@ def with_prediction(hidden: Tensor, prediction: Prediction | None) -> Tensor:
 
 
 def _read_by_torch(constants: Constants, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
-    """As `LinearPrediction.read`; rows that are not all equally far in their blocks, a rare case, one by one."""
+    """As `LinearPrediction.read`; rows are read one by one if they are not equally far in their blocks, a rare case."""
     phases = (state.steps % BLOCK).tolist()
     if len(set(phases)) == 1:
         return _read_in_phase(constants, tokens, state, phases[0])
@@ -152,7 +152,7 @@ def _read_in_phase(
 ) -> tuple[Prediction, PredictionState]:
     num_steps, device = tokens.shape[1], tokens.device
     x = torch.cat([state.history, F.embedding(tokens, constants.values[:, None])[..., 0]], dim=1)
-    fits = range(BLOCK - phase, num_steps + 1, BLOCK)  # inputs of this call that are read before each
+    fits = range(BLOCK - phase, num_steps + 1, BLOCK)  # how many inputs of this call are read before each fit
     moments, coefficients = state.moments, state.coefficients[:, None]
     if fits:
         fitted, moments = fit_blocks(constants, x, moments, ends=[HISTORY + n for n in fits])

@@ -1,10 +1,10 @@
-"""What a Compressive Transformer remembers of its streams, and the clock by which windows end.
+"""What a Compressive Transformer remembers of its streams, and the clock that says when windows end.
 
 Shape letters: B rows, T steps of a call, W window, e window slots in use, M memory slots, C compressed slots, K
 attended slots, G = W // c groups that a window becomes, D model width, L layers, c compression rate.
 
-Windows lie at multiples of W in each row's stream, however the stream is cut into calls. One counter a row, the number
-of tokens read, decides which slots are in use and when a window ends:
+Windows start at multiples of W in each row's stream, however it is cut into calls. One counter per row, the number of
+tokens read, decides which slots are in use and when a window ends:
 
     attended by a window     [ compressed, c steps each | memory | window up to the query ]
     at its end               the oldest W of [memory; window] leave; each c of them become a compressed slot
@@ -32,8 +32,8 @@ class CompressiveState(NamedTuple):
 
     steps: Tensor  # [B] int64 on the CPU: tokens read since the row's reset
     window: Tensor  # [B, L, W, D]: inputs of each layer in the unfinished window, from slot 0
-    # [B, L, C + M, D]: compressed memory, then memory, which holds inputs of the layer; of one with smaller memories
-    # the last so many
+    # [B, L, C + M, D]: compressed memory, then memory, which holds inputs of the layer; a layer with smaller memories
+    # uses the last slots only
     slots: Tensor
     usage: Tensor  # [B, L, M]: attention received by memory; [B, L, 0] unless the compression looks at it
 
@@ -46,7 +46,7 @@ def empty_state(
     def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros(batch_size, config.num_layers, *shape, device=device, dtype=dtype)
 
-    # Empty memory that counts as zeros is full of them.
+    # With empty_memory=zeros, a fresh stream counts as one whose memories are full of zeros.
     first_step = config.steps_to_full if config.empty_memory == "zeros" else 0
     return CompressiveState(
         steps=torch.full((batch_size,), first_step, dtype=torch.int64),
@@ -63,21 +63,21 @@ def empty_state(
 def of_layers(
     config: CompressiveTransformerConfig, state: CompressiveState, layers: int | slice
 ) -> tuple[Tensor, Tensor]:
-    """The slots and the usage of one layer [B, ...], or of several alike [B, l, ...], whose configuration this is."""
+    """Slots and usage of one layer [B, ...], or of several alike [B, l, ...]; config: that of these layers."""
     slots, usage = state.slots[:, layers], state.usage[:, layers]
     first = slots.shape[-2] - config.compressed - config.memory
     return slots[..., first:, :], usage[..., max(usage.shape[-1] - config.memory, 0) :]
 
 
 def part_of(kind: LayerKind, state: CompressiveState) -> CompressiveState:
-    """The state of these layers alone."""
+    """The state of the layers of one kind."""
     part = slice(kind.layers.start, kind.layers.stop)
     slots, usage = of_layers(kind.config, state, part)
     return state._replace(window=state.window[:, part], slots=slots, usage=usage)
 
 
 def joined(parts: Sequence[CompressiveState], *, like: CompressiveState) -> CompressiveState:
-    """The state of all layers, made of `part_of` each kind of them, in the shapes of the state before."""
+    """The state of all layers, from those of each kind (`part_of`), in the shapes of `like`."""
     if len(parts) == 1:
         return parts[0]
     slots = [F.pad(part.slots, (0, 0, like.slots.shape[2] - part.slots.shape[2], 0)) for part in parts]
@@ -99,7 +99,7 @@ class Occupancy(NamedTuple):
 
 
 def occupancy(config: CompressiveTransformerConfig, steps: Tensor) -> Occupancy:
-    """steps [B]: tokens read."""
+    """How full the memories are once `steps` [B] tokens have been read."""
     finished = steps // config.window
     evicted = (finished - config.windows_in_memory).clamp(min=0)
     return Occupancy(
@@ -114,7 +114,7 @@ def slot_times(config: CompressiveTransformerConfig) -> Tensor:
     """Times of the slots [compressed; memory; window] relative to the window's start, [C + M + W] in fp64.
 
     A compressed slot's time is the centre of the c steps that it covers (`compressed_position=time`), or one step
-    before the next slot's, the last before memory's first (`contiguous`) or before the window's (`window`).
+    before the next slot's, so that the newest comes just before memory (`contiguous`) or the window (`window`).
     """
     age = torch.arange(config.compressed - 1, -1, -1)  # of compressed slots; 0 is the newest
     if config.compressed_position == "time":
@@ -126,7 +126,7 @@ def slot_times(config: CompressiveTransformerConfig) -> Tensor:
     return torch.cat([compressed.double(), torch.arange(-config.memory, config.window, dtype=torch.float64)])
 
 
-Rows = Tensor | bool  # which of a call: all, none, or [B] bool on the device
+Rows = Tensor | bool  # which rows of a call: all (True), none (False), or [B] bool on the device
 
 
 @dataclass(frozen=True)
@@ -138,16 +138,16 @@ class Clock:
 
     num_new: int  # steps
     end: int  # window slots in use after them
-    num_memory: int  # the most slots that a row has in use
+    num_memory: int  # the most memory slots that any row has in use
     num_compressed: int  # the same for compressed slots
-    places: Tensor | None  # [B, T] where the steps are written in the window, on the device; None: after `end` - T
+    places: Tensor | None  # [B, T] where the steps are written in the window, on the device; None: from `end` - T on
     slots: Slots
-    ends: Rows  # whose window ends with these steps
-    evicts: Rows  # whose memory a whole window leaves
+    ends: Rows  # those whose window ends with these steps
+    evicts: Rows  # those whose memory then evicts a whole window
     through_time: bool  # gradient reaches the compressor from later windows
 
     def is_steady(self, config: CompressiveTransformerConfig) -> bool:
-        """Whether it is a whole window over full memories that all rows end and evict alike, as most are in training.
+        """Whether the call is a whole window over full memories, alike in all rows, as most calls in training are.
 
         Shapes are then always the same, with or without a mask for rows whose compressed memory is still filling.
         """
@@ -185,14 +185,14 @@ def clock_of(
     """
     now, after = occupancy(config, steps), occupancy(config, steps + num_new)
     num_memory, num_compressed, end = int(now.memory.max()), int(now.compressed.max()), int(now.phase.max()) + num_new
-    # Compressed slots are in use only if all of memory is: those in use are the last.
+    # Compressed slots are in use only if all of memory is, so the slots in use are the last ones.
     num_past, in_use = num_compressed + num_memory, now.compressed + now.memory
     in_phase = _all_equal(now.phase)
     aligned = in_phase and _all_equal(in_use)
     query_times = (now.phase[:1] if aligned else now.phase)[:, None] + torch.arange(num_new)
     places = None if in_phase else to_device(query_times, device)
     times = slot_times(config)[None, config.compressed + config.memory - num_past :][:, : num_past + end]
-    # Vectors go to the device; what is quadratic is made there.
+    # Only vectors are sent to the device; matrices [T, K] are made there.
     query_times, times = to_device(query_times, device), to_device(times, device)
     visible = bias = first_used = None
     if not aligned or config.same_length:
@@ -233,7 +233,7 @@ def _rows(chosen: Tensor, device: torch.device) -> Rows:
     return bool(chosen[0]) if _all_equal(chosen) else to_device(chosen, device)
 
 
-# What is read and written; x is of one layer [B, ..., D] or of all [B, L, ..., D]
+# What is read and written; tensors are of one layer [B, ..., D] or of all [B, L, ..., D]
 
 
 def attended_slots(config: CompressiveTransformerConfig, slots: Tensor, window: Tensor, clock: Clock) -> Tensor | None:
@@ -249,7 +249,7 @@ def attended_slots(config: CompressiveTransformerConfig, slots: Tensor, window: 
 
 
 def write_window(old: Tensor, new: Tensor, clock: Clock) -> Tensor:
-    """The first `clock.end` slots of the window with `new` [..., T, D] written at each row's phase; of its dtype."""
+    """The first `clock.end` slots of the window, with `new` [..., T, D] written at each row's phase, in its dtype."""
     if clock.places is None:
         first = clock.end - clock.num_new
         return torch.cat([old[..., :first, :].to(new.dtype), new], dim=-2) if first else new
@@ -258,7 +258,7 @@ def write_window(old: Tensor, new: Tensor, clock: Clock) -> Tensor:
 
 
 def evicted(config: CompressiveTransformerConfig, slots: Tensor, window: Tensor) -> Tensor:
-    """The oldest W steps of [memory; window], of which groups are made; more if one group has more: [..., n, D]."""
+    """The oldest W steps of [memory; window], or more if one group needs more: groups are made of them. [..., n, D]."""
     num_evicted = max(config.window, config.num_consumed)
     memory = slots[..., config.compressed :, :].to(window.dtype)
     first = max(num_evicted - config.memory, 0)
@@ -275,8 +275,8 @@ def after_call(
 ) -> CompressiveState:
     """The state after a call: at the end of a window evict, append, and shift.
 
-    window [B, L, e, D]: with the new steps; groups [B, L, G, D]: what the evicted steps became, if any did; usage: with
-    the attention of the call.
+    window [B, L, e, D]: with the new steps; groups [B, L, G, D]: what the evicted steps became, None if none were
+    evicted; usage: with the attention of the call.
     """
     steps, dtype = state.steps + clock.num_new, state.slots.dtype
     if clock.ends is not True:  # some windows go on
@@ -303,14 +303,14 @@ def add_usage(usage: Tensor, received_BK: Tensor, clock: Clock) -> Tensor:
 
 
 def average_use(config: CompressiveTransformerConfig, usage: Tensor) -> Tensor:
-    """usage [..., M] at a window's end -> what the evicted steps received on average from each query, [..., G c]."""
+    """usage [..., M] at a window's end -> mean attention that each evicted step received from a query, [..., G c]."""
     step = torch.arange(config.groups * config.compression_rate, device=usage.device)
-    windows_seen = -((step - config.memory) // config.window)  # each slot's windows in memory
+    windows_seen = -((step - config.memory) // config.window)  # windows that each slot has been in memory
     return usage[..., : len(step)] / (windows_seen * config.window)
 
 
 def _in_rows(rows: Rows, parts: list[Tensor], old: Tensor) -> list[Tensor]:
-    """Parts that make a tensor [B, L, ...]: the new ones of these rows, of others `old`; they are not none."""
+    """Parts of a tensor [B, L, ...]: `parts` in the rows `rows`, which are not none, and `old` in the others."""
     if isinstance(rows, bool):
         return parts
     return [torch.where(rows.view(-1, *[1] * (old.dim() - 1)), torch.cat(parts, dim=2), old)]

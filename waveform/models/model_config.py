@@ -1,4 +1,4 @@
-"""The settings that models have in common, each checked when it is made: what they read, and what they tell."""
+"""The settings that models have in common. A config checks its values when it is made."""
 
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
@@ -8,7 +8,7 @@ from waveform.engine.sound_classes import SoundClasses
 from waveform.system.errors import UserError
 from waveform.system.rules import PART, check_rules, one_of, whole_number
 
-# Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
+# Far above any model that was ever trained, and low enough for the RAM that a config asks for to be computed quickly.
 MAX_LAYERS, MAX_WIDTH, MAX_SLOTS = 1000, 2**16, 2**24
 MAX_CUTOFFS = 100
 Width = Annotated[int, whole_number(1, MAX_WIDTH)]
@@ -20,12 +20,12 @@ class ModelConfig:
 
     vocab_size: Annotated[int, whole_number(1)]  # V; the input has one more id, begin-of-utterance
     _: KW_ONLY
-    # none: as published; linear: the input and the head know what linear filters expect (models/linear_prediction.py)
+    # none: as published; linear: input and head are given what linear filters expect (models/linear_prediction.py)
     prediction: Annotated[str, one_of("none", "linear")] = "none"
     # With prediction=linear: coefficient i of a filter is multiplied by this to the power of i. A lower value widens
     # resonances, which a model sharpens when it goes on from its own samples; filters alone then predict a little worse
     prediction_widening: Annotated[float, PART] = 0.994
-    # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    # Number of labels of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
     num_labels: Annotated[int, whole_number(0)] = 0
     classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
 
@@ -34,7 +34,7 @@ class ModelConfig:
 
     @property
     def predicted_classes(self) -> SoundClasses | None:
-        """The classes of sound that linear prediction knows; None without it."""
+        """What linear prediction predicts: classes of sound; None without it."""
         if self.prediction == "none":
             return None
         assert self.classes is not None

@@ -13,7 +13,7 @@ from waveform.models.token_model import Inputs, TokenModel
 
 
 class PredictorsAlone(TokenModel):
-    """Hidden vectors of nothing but what is expected, and a head as it begins."""
+    """A model without a trunk: its hidden vectors hold only what the predictors expect, and its head is untrained."""
 
     def __init__(self, classes: SoundClasses) -> None:
         config = ModelConfig(len(classes.values), prediction="linear", classes=classes)
@@ -32,7 +32,7 @@ class PredictorsAlone(TokenModel):
 
 
 def predictors_alone_of(model: Any) -> Any:
-    """A copy of a model with linear prediction that draws as its predictors do alone, at the speed of the model."""
+    """A copy of a model with linear prediction that samples from its predictors alone, at the speed of the model."""
     model = copy.deepcopy(model)
     projection = next(part for part in model.head.modules() if isinstance(part, PredictionHead)).projection
     beginning = PredictionHead(1, classes=model.config.classes).projection

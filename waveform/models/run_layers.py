@@ -1,7 +1,7 @@
 """How the layers of a Compressive Transformer run: one by one with torch, or all at once in kernels.
 
-Which of these it is follows from settings, sizes and the device, here and nowhere else. Whatever the kernels do not
-know (`KERNELS`), torch does.
+Settings, sizes and the device decide which, here and nowhere else. Torch runs whatever the kernels do not know
+(`KERNELS`).
 
 Shape letters: B rows, T steps, e window slots in use, M memory slots, C compressed slots, G new compressed slots, D
 model width, L layers.
@@ -24,8 +24,8 @@ from waveform.models.memory import Clock, CompressiveState
 from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 from waveform.system.errors import UserError
 
-_MIN_QUERIES = 8  # of a call, from which kernels are faster
-_MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
+_MIN_QUERIES = 8  # queries of a call from which kernels are faster
+_MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; with more, torch is as fast
 
 
 # Fields that every fast path knows, whatever their value
@@ -35,27 +35,27 @@ KNOWN_TO_ALL = (
     *("initial_values", "local_layers", "dropout", "compression_loss", "compression_gradient", "compression_init"),
     *("cutoffs", "div_value", "classes", "prediction_widening"),  # details of `head` and `prediction`
 )
-# Fields by which the authors' own code differs within a layer: no fast path knows more than their defaults.
+# Fields by which the authors' own code differs within a layer: every fast path knows only their defaults.
 AS_PUBLISHED = (
     *("memory_norm", "output_bias", "compressed_projection"),
     *("compression_bias", "compression_overlap", "compression_padding"),
 )
 _AT_DEFAULT = ("norm", "attention", "activation", "same_length", "clamp_len", "attention_dropout", *AS_PUBLISHED)
 _AROUND = ("head", "tie_embeddings", "project_first", "prediction", "final_norm", "input_activation")
-# Kernels of whole layers; what comes before the layers and after them is torch's.
+# Known to the kernels of whole layers. Torch computes what comes before the layers and after them.
 KERNELS = KnownSettings(
     (*KNOWN_TO_ALL, "compression", "compressed_position", "empty_memory", *_AROUND), dict.fromkeys(_AT_DEFAULT, ())
 )
 
 
 class LayersOutput(NamedTuple):
-    """What layers of a kind make of a call within a window."""
+    """What the layers of one kind compute in a call within a window."""
 
     h: Tensor  # [B, T, D]
     window: Tensor  # [B, L, e, D] inputs of the layers, the new steps included
     groups: Tensor | None  # [B, L, G, D] of the evicted steps; None if nothing is evicted
     usage: Tensor  # [B, L, M] or [B, L, 0]
-    loss: Tensor | None  # [B] of what was compressed, summed over the layers
+    loss: Tensor | None  # [B] compression loss, summed over the layers
 
 
 class RunsLayers(OptionalParts):
@@ -71,10 +71,10 @@ class RunsLayers(OptionalParts):
     def run_layers(
         self, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]
     ) -> tuple[Tensor, CompressiveState, Tensor | None]:
-        """Every layer in turn, in the fastest way that knows it and this call; clocks: by kind of layer.
+        """Run every layer in turn, in the fastest way that knows it and this call; clocks: one per kind of layer.
 
-        Returns what the last makes [B, T, D], the state after the call, and the loss [B] of what was compressed, a mean
-        over the layers.
+        Returns the last layer's output [B, T, D], the state after the call, and the compression loss [B], a mean over
+        the layers.
         """
         parts, losses = [], []
         for kind, clock in zip(self.kinds, clocks, strict=True):
@@ -105,7 +105,7 @@ class RunsLayers(OptionalParts):
     def sharding_units(self, window: int) -> list[nn.Module]:
         """The layers; none if neither `window` nor the model's window is a multiple of the other.
 
-        The number of parts that a call is cut into then depends on the rows' phases.
+        A rank's calls are then cut into as many parts as the phases of its rows ask for, and ranks would differ.
         """
         own = self.config.window
         return list(self.layers) if not (window % own and own % window) else []
@@ -125,17 +125,17 @@ class RunsLayers(OptionalParts):
 
     @property
     def has_own_threads(self) -> bool:
-        """If there are kernels for its sizes, as for all small models, and its layers are left to them."""
+        """True if there are kernels for its sizes, as for all small models, and nothing keeps its layers from them."""
         recomputes = bool(self.checkpoint_activations) and torch.is_grad_enabled()
         sharded = type(self.layers[0].attention_norm.weight) is not nn.Parameter
         return self.has_kernels and not (self._compiles or recomputes or sharded)
 
     def prepare_kernels(self) -> None:
-        """Compile those of small models, which takes some 15 s unless they are on disk, or of others' attention."""
+        """Compile the kernels of small models, which takes some 15 s unless they are on disk, or those of attention."""
         if self._compiles or self.config.attention != "fused":
             return
-        if self.has_kernels:  # for evaluations even if no step runs in them
-            from waveform.kernels.layers_op import compile_kernels  # here: others do without numba
+        if self.has_kernels:  # evaluations run in them even if no training step does
+            from waveform.kernels.layers_op import compile_kernels  # here, so that nothing else loads numba
         elif self.config.d_model // self.config.num_heads % VECTOR == 0:
             from waveform.kernels.attention import compile_kernels
         else:
@@ -164,7 +164,7 @@ class RunsLayers(OptionalParts):
             and clock.slots.visible is None
             and not self.carry_gradient
             and not any(module._forward_hooks for module in (self.layers[0], self.layers[0].attention))
-            and not is_in_torch_dispatch_mode()  # which would not see what they do
+            and not is_in_torch_dispatch_mode()  # a FLOP counter would not see kernels
         )
 
 
@@ -177,7 +177,7 @@ def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
 def _by_torch(
     model: RunsLayers, layers: Sequence[Any], h_BTD: Tensor, state: CompressiveState, clock: Clock
 ) -> LayersOutput:
-    """state: of these layers."""
+    """One by one; state: of these layers."""
     run, outputs = model.run_one(clock), []
     for i, layer in enumerate(layers):
         made = layer(h_BTD, state.slots[:, i], state.window[:, i], state.usage[:, i], clock, run)
@@ -199,7 +199,7 @@ def _by_kernels(
     model: RunsLayers, layers: Sequence[Any], h_BTD: Tensor, state: CompressiveState, clock: Clock
 ) -> LayersOutput:
     """All of them in one call; state: of these layers."""
-    from waveform.kernels.layers_op import layers_in_kernels  # here: others do without numba
+    from waveform.kernels.layers_op import layers_in_kernels  # here, so that nothing else loads numba
 
     config: CompressiveTransformerConfig = layers[0].config
     pasts = [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))]
@@ -219,9 +219,9 @@ def compress_layers(
     clock: Clock,
     attended: Sequence[AttentionOutput] | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """What evicted steps become in all layers, [B, L, G, D], and the sum over layers of the loss [B] of it.
+    """Compress the evicted steps in all layers -> [B, L, G, D], and the sum over layers of their loss [B].
 
-    window [B, L, W, D]: the finished window. attended: of each layer, for the loss; None: there will be none.
+    window [B, L, W, D]: the finished window. attended: of each layer, for the loss; None: no loss is computed.
     """
     made = [
         layer.compress(state.slots[:, i], window[:, i], state.usage[:, i], clock, attended[i] if attended else None)
@@ -232,7 +232,7 @@ def compress_layers(
 
 
 def _compression(config: CompressiveTransformerConfig, clock: Clock) -> dict[str, int]:
-    """What kernels can compress at the end of a call: if all of it is in memory, for the loss that they know."""
+    """Arguments of kernels that compress at the end of a call; empty if nothing is compressed, or torch does it."""
     known = config.compression == "conv" and config.compression_loss == "attention"
     known = known and config.compression_gradient == "intended" and config.num_consumed <= config.memory
     if not config.compressed or clock.evicts is False or clock.num_new != config.window or not known:

@@ -24,7 +24,7 @@ class TokenState(NamedTuple):
     """What a model remembers of its streams."""
 
     trunk: Any
-    labels: RowLabels = ()  # of the utterances that are read; empty without labels
+    labels: RowLabels = ()  # of the utterances being read; empty without labels
     predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
 
 
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
     """What a trunk reads."""
 
     tokens: Tensor  # [B, T] in 0..V
-    added: Tensor | None  # [B, T, D] to the tokens' vectors, of labels and linear prediction; None: nothing
+    added: Tensor | None  # [B, T, D], what labels and linear prediction add to the tokens' vectors; None: nothing
 
     def add_to(self, vectors: Tensor, part: slice = slice(None)) -> Tensor:
         """Vectors [B, T, D] of the tokens, or of a part of them, with what is added to them."""
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
 
 class TokenModel(nn.Module, OptionalParts, ABC):
-    """A SequenceModel over tokens 0..V - 1. A subclass gives it a trunk, the state of that, and a head."""
+    """A SequenceModel over tokens 0..V - 1. A subclass provides the trunk, the trunk's state, and a head."""
 
     def __init__(self, config: ModelConfig, embedding: nn.Module | None, *, width: int, std: float) -> None:
         """width, std: of the vectors that the trunk reads. embedding: None if it reads only what is added to tokens."""
@@ -74,10 +74,10 @@ class TokenModel(nn.Module, OptionalParts, ABC):
         return state
 
     def prepare_kernels(self) -> None:
-        """Compile linear prediction's, which takes some 7 s unless they are kept on disk, and the trunk's."""
+        """Compile the trunk's kernels, and linear prediction's, which takes some 7 s unless they are kept on disk."""
         super().prepare_kernels()
         if (predictors := self.linear_prediction) is not None:
-            from waveform.kernels import density  # here: others do without numba
+            from waveform.kernels import density  # here, so that nothing else loads numba
 
             _read(predictors, torch.zeros(1, 1, dtype=torch.int64), *predictors.init_state(1, device="cpu"))
             density.compile_kernel()
@@ -97,12 +97,12 @@ class TokenModel(nn.Module, OptionalParts, ABC):
 
 
 def _read(predictors: LinearPrediction, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
-    """By compiled kernels on a CPU, by operations of torch elsewhere."""
+    """As `LinearPrediction.read`: by compiled kernels on a CPU, by operations of torch elsewhere."""
     if (device := fp64_device(tokens.device)) != tokens.device:
         (features, centre, for_head), after = _read(predictors, tokens.to(device), state)
         return Prediction(*(part.to(tokens.device) for part in (features.float(), centre, for_head.float()))), after
-    if tokens.device.type == "cpu" and not is_in_torch_dispatch_mode():  # which would not see what they do
-        from waveform.kernels.prediction import read_rows  # here: others do without numba
+    if tokens.device.type == "cpu" and not is_in_torch_dispatch_mode():  # a FLOP counter would not see kernels
+        from waveform.kernels.prediction import read_rows  # here, so that nothing else loads numba
 
         return read_rows(predictors, tokens, state)
     return predictors.read(tokens, state)

@@ -20,11 +20,11 @@ def _in_layers(low: int) -> Rule:
     one = whole_number(low, MAX_SLOTS)
     return Rule(
         lambda value: all(map(one.holds, value if isinstance(value, list) else [value])),
-        f"{one.remedy}, or a list of one for each layer",
+        f"{one.remedy}, or a list with one for each layer",
     )
 
 
-# One number for all layers, or a list of one for each
+# One number for all layers, or a list with one for each
 SlotsOfLayers = Annotated[Any, _in_layers(0)]
 _OF_LAYERS = ("memory", "compressed", "compression_rate")
 _EVEN = Rule(lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}")
@@ -45,24 +45,24 @@ class TransformerConfig(LargeVocabularyConfig):
     norm: Annotated[str, one_of("pre", "post", "both")] = "pre"  # pre: more stable when deep; post: as published
     attention: Annotated[str, one_of("fused", "reference")] = "fused"  # reference: the textbook form, slower
     num_position_features: Annotated[int, _EVEN] = 64  # P, width of the sinusoidal encoding
-    # Share of the layers, from the input, whose heads start with a preference for near steps (0, 1, 2, 4, ... back), so
-    # that those above find what is in memory. 0: as published.
+    # Share of the layers, counted from the input, whose heads start with a preference for recent steps (0, 1, 2, 4, ...
+    # back); the layers above have none, so that they find what is in memory. 0: as published.
     local_layers: Annotated[float, _SHARE_OF_LAYERS] = 0.5
     # mask: empty slots are not attended to; zeros: they are zero vectors (Algorithm 1)
     empty_memory: Annotated[str, one_of("mask", "zeros")] = "mask"
     dropout: Annotated[float, BELOW_1] = 0.0
 
-    # How published Transformer-XLs differ from this model: what their weights need (`python -m recipes import`).
+    # Settings that the weights of published Transformer-XLs need (`python -m recipes import`).
 
     activation: Annotated[str, one_of(*ACTIVATIONS)] = "gelu"  # gelu | relu: of the feed-forward network
     same_length: bool = False  # every query sees `memory` steps, itself included, instead of its window and all memory
-    clamp_len: _Slots = 0  # steps, the largest distance that positions tell apart; 0: no limit
+    clamp_len: _Slots = 0  # steps; all larger distances are encoded as this one; 0: no limit
     attention_dropout: Annotated[float, BELOW_1] = 0.0  # of attention weights
     project_first: bool = False  # an adaptive head projects its first cluster too, with weights of its own
 
     # How the authors' own code differs (study=sonnet; docs/papers.md).
 
-    # read: the norm before attention is applied whenever memory is read; stored: once, before memory stores its result
+    # read: layers' inputs are stored in memory, and normed whenever attention reads them; stored: they are normed first
     memory_norm: Annotated[str, one_of("read", "stored")] = "read"
     final_norm: bool = True  # whether there is a norm after the last layer, unless norm=post
     output_bias: bool = False  # whether the attention's output projection has a bias
@@ -88,11 +88,11 @@ class TransformerConfig(LargeVocabularyConfig):
         if self.project_first and self.head != "adaptive":
             raise UserError(f"model.project_first is for model.head=adaptive, not {self.head}; leave it false")
         if self.same_length and not self.memory:
-            raise UserError("model.same_length lets queries see model.memory steps, which is 0; give it a memory")
+            raise UserError("model.same_length lets queries see model.memory steps, but it is 0; give it a memory")
 
     @property
     def is_mixed(self) -> bool:
-        """Whether layers have different memories."""
+        """Whether layers have memories of different sizes or rates."""
         return any(isinstance(getattr(self, name, 0), list) for name in _OF_LAYERS)
 
 
@@ -102,8 +102,8 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     compressed: SlotsOfLayers = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
-    compression_rate: Annotated[Any, _in_layers(1)] = 4
-    # What f_c learns to keep: what attention reads, the steps themselves, or, by BPTT alone, what later losses need
+    compression_rate: Annotated[Any, _in_layers(1)] = 4  # c: steps that become one compressed slot
+    # What the compressor keeps: what attention reads, the steps themselves, or, by BPTT alone, what later losses need
     compression_loss: Annotated[str, one_of("attention", "autoencode", "none")] = "attention"
     # time: the centre of the steps covered; contiguous: unit steps behind memory; window: unit steps before the window
     compressed_position: Annotated[str, one_of("time", "contiguous", "window")] = "time"
@@ -114,17 +114,17 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     # own: compressed slots have their own W_R and v; shared: those of memory
     compressed_projection: Annotated[str, one_of("shared", "own")] = "shared"
-    compression_bias: bool = True  # whether convolutions have biases, the auto-encoder's too; pools have none
+    compression_bias: bool = True  # whether convolutions have biases, the auto-encoder's too; pooling has none
     compression_overlap: _Slots = 0  # steps of the next group that a group reads too
     compression_dilations: list[int] = field(default_factory=lambda: [1, 2])  # of compression=dilated, in steps
-    # Whether dilated convolutions keep the number of steps; false: their kernels are 2, and steps are lost
+    # Whether dilated convolutions keep the number of steps; false: their kernels have 2 taps, and steps are lost
     compression_padding: bool = True
-    # as_run: the compression loss also trains keys and values, of old slots and of new ones
+    # as_run: the compression loss also trains the key and value projections, through old slots and new ones
     compression_gradient: Annotated[str, one_of("intended", "as_run")] = "intended"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.is_mixed:  # what follows holds of each kind of layer
+        if self.is_mixed:  # the config of each kind of layer makes the checks below
             _ = self.kinds
             return
         function = compression_function(self.compression)
@@ -137,7 +137,7 @@ class CompressiveTransformerConfig(TransformerConfig):
         if self.compression_overlap and "overlap" not in function.options:
             raise UserError(f"model.compression_overlap is not for model.compression={self.compression}; leave it 0")
         if not self.compression_dilations or min(self.compression_dilations) < 1:
-            raise UserError(f"model.compression_dilations is {self.compression_dilations}; it needs numbers from 1")
+            raise UserError(f"model.compression_dilations is {self.compression_dilations}; they must be 1 or more")
         if self.num_lost and (self.groups < 1 or self.compression_loss == "autoencode"):
             raise UserError(
                 f"model.compression_padding=false loses {self.num_lost} steps, so it needs a larger model.window"
@@ -163,7 +163,7 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     @property
     def kinds(self) -> "list[LayerKind]":
-        """Layers one after the other that have the same sizes, with a configuration that has one number for each."""
+        """Groups of neighbouring layers with the same sizes, each with a config in which every size is one number."""
 
         def sizes(i: int) -> dict[str, Any]:
             given = {name: getattr(self, name) for name in _OF_LAYERS}
@@ -187,7 +187,7 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     @property
     def compressed_apart(self) -> bool:
-        """Whether compressed slots have positions of their own."""
+        """Whether compressed slots have a position projection and bias (W_R and v) of their own."""
         return bool(self.compressed) and self.compressed_projection == "own"
 
     @property
@@ -203,13 +203,13 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     @property
     def groups(self) -> int:
-        """Compressed slots that a window becomes."""
+        """Compressed slots that a window is compressed to."""
         one = self.compression_rate + self.compression_overlap
         return (max(self.window, one) - self.num_lost - one) // self.compression_rate + 1
 
     @property
     def num_consumed(self) -> int:
-        """Steps that they are made of, the oldest of [memory; window]."""
+        """Steps that these groups are made of, the oldest of [memory; window]."""
         return self.groups * self.compression_rate + self.compression_overlap + self.num_lost
 
     @property
@@ -227,9 +227,9 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     @property
     def reach(self) -> int:
-        """Steps that a layer attends to before the window: M + c C, and what is dropped if c does not divide W.
+        """Steps before the window that a layer attends to: M + c C, and those that are dropped if c does not divide W.
 
-        Of layers that reach differently far, the largest.
+        If layers differ, the most that any of them attends to.
         """
         if self.is_mixed:
             return max(kind.config.reach for kind in self.kinds)
