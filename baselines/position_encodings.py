@@ -1,6 +1,6 @@
 """Three other encodings of positions, for Transformer-XL's ablations (Dai et al. 2019, Tables 6, 7 and 10).
 
-Its own is in waveform/models/attention.py. An encoding can speak in two places: it changes the vectors that the first
+Its own is in waveform/models/attention.py. An encoding can act in two places: it changes the vectors that the first
 layer, or every layer, reads, or it adds to the scores of a query and a slot.
 
 Shape letters: B rows, T steps or queries, K slots, D model width, H heads, d = D / H head width, n distances.
@@ -23,7 +23,7 @@ class ShawEncoding(nn.Module):
     """A learned vector for each distance and head: q . r(t_i - t_j) (Shaw et al. 2018, as Dai et al. 2019 read it).
 
     That is terms (a) and (b) of Transformer-XL's score, with one trained matrix in place of W_R R. Distances from
-    `max_distance` - 1 on share a vector. Shaw's vectors for values are left out, as Dai et al. do.
+    `max_distance` - 1 on share a vector. Shaw's vectors for values are left out, as in Dai et al.
     """
 
     def __init__(self, d_model: int, *, num_heads: int, max_distance: int) -> None:
@@ -68,10 +68,10 @@ class LearnedEncoding(nn.Module):
 
 
 class EncodedAttention(RelativeAttention):
-    """Attention by content, every score written out; encoding: of positions, unless they are in what it reads."""
+    """Attention by content, with every score written out; encoding: None if positions are in the embeddings."""
 
     def __init__(self, config: CompressiveTransformerConfig, encoding: ShawEncoding | LearnedEncoding | None) -> None:
-        super().__init__(replace(config, num_position_features=2))  # it has none; 2 are the least
+        super().__init__(replace(config, num_position_features=2))  # the least that is allowed; none are used
         del self.position, self.content_bias, self.position_bias
         self.encoding = encoding
         for linear in (self.query, self.key, self.value):

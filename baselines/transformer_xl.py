@@ -31,7 +31,7 @@ class TransformerXLConfig(TransformerConfig):
     memory: SlotsOfLayers = 1536  # slots, one step each; a list: one number for each layer
     # relative; shaw | absolute | learned: for ablations (attention=reference only)
     position: Annotated[str, one_of(*ENCODINGS)] = "relative"
-    # Of position=shaw: steps back from which all share a vector
+    # With position=shaw: distance in steps from which all distances share a vector
     max_distance: Annotated[int, whole_number(1, MAX_SLOTS)] = 512
     # step: drawn anew for each step; window: one for all steps of a window (variational)
     dropout_mask: Annotated[str, one_of("step", "window")] = "step"
@@ -39,7 +39,7 @@ class TransformerXLConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.position != "relative" and self.clamp_len:
-            raise UserError(f"model.clamp_len is of model.position=relative, not {self.position}; set it to 0")
+            raise UserError(f"model.clamp_len is for model.position=relative, not {self.position}; set it to 0")
         if self.position == "learned" and self.memory:
             raise UserError(
                 f"model.position=learned knows the places of one window only, but model.memory is {self.memory}; set "
@@ -113,7 +113,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
 
 
 def _add_positions(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a layer is called with, its vectors of the steps' places added: within its call, as FSDP needs it."""
+    """Add the vectors of the steps' places to a layer's input, in a hook: FSDP needs it within the layer's call."""
     h_BTD, slots, window, usage, clock, *run = inputs
     added = layer.attention.encoding.added_to_input(clock.slots.query_times, like=h_BTD)
     return h_BTD + added, slots, window, usage, clock, *run

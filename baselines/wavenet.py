@@ -125,8 +125,8 @@ class WaveNet(TokenModel):
         self.config = config
         # Inputs: the taps side by side, oldest first. Outputs: tanh's half, then sigmoid's.
         self.convolutions = nn.ModuleList(_linear(taps * c, 2 * g, gain=1) for _ in range(num_layers))
-        # The last layer has none: nothing reads its residual stream, so it would never train. Without biases, because
-        # that of the next convolution has the same effect.
+        # The last layer has none: nothing reads its residual stream, so it would never train. They have no biases,
+        # because that of the next convolution has the same effect.
         self.residuals = nn.ModuleList(
             _linear(g, c, gain=3 * num_layers**-0.5, bias=False) for _ in range(num_layers - 1)
         )

@@ -1,6 +1,6 @@
 """Steps a WaveNet on a CPU with compiled kernels: a step reads every weight once, for all rows.
 
-Rows are computed alike whatever their number (waveform/kernels/dense.py).
+What a row computes does not depend on the number of rows (waveform/kernels/dense.py).
 
 Shape letters: B rows, L layers, K taps, H = (K - 1) * D steps of a layer's history, C residual channels, G gate
 channels, S skip channels, E end channels; C', G', ... padded to whole vectors.
@@ -78,7 +78,7 @@ def _step(tokens, step, sound, plan, kind):
     embed_rows(tokens, sound, p)
     num_phases = 2 * p.num_layers + 2
     for i in range(num_phases):
-        # Two phases per layer, but one for the last: nothing reads its residual stream.
+        # Two phases per layer, except for the last, which has one: nothing reads its residual stream.
         layer, phase = i // 2, i % 2
         if i > 2 * p.num_layers - 2:
             layer, phase = 0, _SKIP + i - (2 * p.num_layers - 1)

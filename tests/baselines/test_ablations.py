@@ -87,7 +87,7 @@ def test_no_decoder_knows_other_encodings() -> None:
 
 @pytest.mark.parametrize("position", ["shaw", "absolute", "learned"])
 def test_only_relative_positions_are_clamped(position: str) -> None:
-    with pytest.raises(UserError, match=f"clamp_len is of model.position=relative, not {position}"):
+    with pytest.raises(UserError, match=f"clamp_len is for model.position=relative, not {position}"):
         build(position=position, memory=0, clamp_len=3)
 
 

@@ -1,7 +1,7 @@
-"""Steps a CompressiveTransformer one token at a time with torch: the decoder for fp64 and for GPUs, and the oracle.
+"""Steps a CompressiveTransformer one token at a time with torch: for fp64 and GPUs, and as the kernels' oracle.
 
-Within a window a step reads and writes buffers that never move, at slots that a counter on the device names, so that a
-GPU can replay steps as one captured graph (engine/cuda_graph.py).
+Within a window a step reads and writes buffers that never move, at slots that follow from a counter on the device, so
+that a GPU can replay steps as one captured graph (engine/cuda_graph.py).
 
 Shape letters: B rows, W window, M memory slots, C compressed slots, K = C + M + W (of a layer, whose M and C may be its
 own), D model width, H heads, d = D / H head width, P position features.
@@ -31,7 +31,7 @@ class _FusedWeights(NamedTuple):
 
 
 class _View(NamedTuple):
-    """What layers with the same sizes know of their slots."""
+    """The slots of layers with the same sizes: their times, and which are in use."""
 
     config: CompressiveTransformerConfig  # of such a layer
     times: Tensor  # [K] fp64, relative to the window's start
@@ -52,7 +52,7 @@ class _View(NamedTuple):
         self.mask[first_used : end + int(now.phase)] = 0
 
     def take(self, phase: Tensor) -> Tensor:
-        """Use the slot [1] of the step at `phase` [1] of the window; return it."""
+        """Unmask the slot [1] of the step at `phase` [1] of the window; return it."""
         slot = phase + self.first_window_slot
         self.mask.index_fill_(0, slot, 0)
         if self.config.same_length:
@@ -109,7 +109,7 @@ class CachedDecoder(SteppedDecoder):
         return torch.complex(cos, sin).to(self._complex)
 
     def _view(self, config: CompressiveTransformerConfig, reference: Tensor) -> _View:
-        """The view of layers of which this is the configuration; nothing is in use yet."""
+        """The view of layers with this configuration; no slot is in use yet."""
         times = memory.slot_times(config).to(reference.device)
         pairs = torch.view_as_real(self._unit_circle(times))  # [K, P / 2, 2]: cosine and sine
         return _View(config, times, pairs.flatten(1).t().to(reference.dtype), reference.new_empty(len(times)))
@@ -217,7 +217,7 @@ class CachedDecoder(SteppedDecoder):
                 self._shift(i, config, new_slots)
             parts.append(memory.after_call(config, part, part.window, groups, part.usage, clock))
         state = memory.joined(parts, like=before)
-        # Graphs write into these two.
+        # Captured graphs write into the buffers of these two.
         self._state = state._replace(window=before.window, usage=before.usage.copy_(state.usage))
         self._begin_window()
 

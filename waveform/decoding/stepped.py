@@ -1,4 +1,4 @@
-"""Decoders that step with torch: what they share, whatever the trunk; one input a row, on buffers that never move.
+"""What decoders that step with torch share, whatever the trunk: one input per row, on buffers that never move.
 
 Within a block of linear prediction a step is operations on the device only, so that a GPU can replay them; between
 blocks `advance` fits the filters anew, without waiting for the device. Shape letters: B rows, D model width, V classes.
@@ -34,7 +34,7 @@ class SteppedDecoder(DeviceDecoder):
         return super().steps_to_host if self._model.linear_prediction is None else BLOCK - self._place_in_block
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, Prediction | None]:
-        """tokens [B] as a model reads them -> the trunk's inputs [B, D], and what the head is told: [B, 1, ...]."""
+        """tokens [B] as a model reads them -> the trunk's inputs [B, D], and what the head is given, [B, 1, ...]."""
         model, added, prediction = self._model, [], None
         if model.label_embedding is not None:
             tokens, of_labels = model.label_embedding.step(tokens, self._row_labels[0])

@@ -1,1 +1,1 @@
-"""Kernels for CPUs (numba), in training and in sampling, in one language of vectors."""
+"""Compiled kernels for CPUs (numba), for training and for sampling, written in the instructions of vectors.py."""

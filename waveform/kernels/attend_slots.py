@@ -41,7 +41,7 @@ def _scale_of(x, num):
 
 @kernel
 def attend(layer, b, head, part, slot, p, kind):
-    """Attend from one head of one row to one part of the slots; first cache `slot`, if it is in the part."""
+    """Attend from one head of one row to one part of the slots, after caching the new `slot` if it is in this part."""
     row_head = b * p.num_heads + head
     first, last = part * PART, min((part + 1) * PART, p.num_blocks)
     projected = v.at(p.projected, b * p.num_projected)
@@ -96,7 +96,7 @@ def _mix(weights, values, mix, width, kind):
 
 @kernel
 def combine(p):
-    """Combine the parts of each head."""
+    """Combine the parts of each head, which have softmaxes of their own, into one softmax over all slots."""
     for row_head in range(p.num_rows * p.num_heads):
         first = row_head * p.num_parts
         peak = v.get(p.peaks, first)

@@ -1,4 +1,4 @@
-"""Exact attention as an operation of autograd on a CPU: a block of a head's queries at a time, scores stay in cache.
+"""Exact attention as an operation of autograd on a CPU: one block of a head's queries at a time, to fit a cache.
 
 p: a record of addresses and sizes (`_call`). Threads work on heads of their own.
 
@@ -20,7 +20,7 @@ from waveform.kernels.threads import share
 from waveform.kernels.vectors import at, padded
 from waveform.system.threads import kernel_threads, run_parts
 
-_QUERIES = 8 * ROWS  # of a block; its scores of 2,304 slots are at most 590 kB, which an L2 cache holds
+_QUERIES = 8 * ROWS  # of a block, whose scores of 2,304 slots are at most 590 kB, which an L2 cache holds
 
 
 @kernel
@@ -94,7 +94,7 @@ def _run(is_backward, part, plan):
 def attention_in_kernels(
     q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, causal: bool, encoding: Tensor | None
 ) -> Tensor:
-    """What `softmax_attention` computes, [B, H, T, d]: if `_takes_kernels` of models/attention.py says so, in fp32."""
+    """What `softmax_attention` computes, [B, H, T, d], for fp32 tensors that `_takes_kernels` (there) lets through."""
     return _Attention.apply(q_BHTE, k_BHKd, v_BHKd, scale, causal, encoding)
 
 
@@ -132,7 +132,7 @@ def _call(
     (num_queries, _), (num_slots, d_head) = q.shape[2:], k.shape[2:]
     num_heads = q.shape[:2].numel()  # of all rows
     num_threads = min(kernel_threads(), num_heads)
-    # Of each: transposed keys and values, and two blocks of scores.
+    # For each thread: transposed keys and values, and two blocks of scores.
     scratch = q.new_empty(num_threads, 2 * num_slots * (d_head + _QUERIES))
     encoding = q.new_empty(1, num_slots, 0) if encoding is None else encoding.contiguous()
     encoding_t = encoding.transpose(1, 2).contiguous()

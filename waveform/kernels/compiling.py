@@ -15,7 +15,7 @@ from numba.core.extending import _Intrinsic
 
 
 class _Inlined(JITCodeLibrary):
-    """The code of a function that only kernels call: they take it over as it is, and nothing else is made of it."""
+    """The code of a function that only kernels call: it is copied into them, and never becomes machine code itself."""
 
     def _optimize_final_module(self):
         pass
@@ -29,7 +29,7 @@ class _Inlined(JITCodeLibrary):
 
     @property
     def codegen(self):
-        return self  # what numba would tell where the function's environment is; there is no code that could look
+        return self  # numba tells it, through `set_env`, where the function's environment is; no code here looks for it
 
     def set_env(self, name, environment):
         pass
@@ -50,8 +50,8 @@ def kernel(function=None, *, entry=False, parallel=False):
     """`numba.njit` as every kernel here uses it.
 
     entry: Python calls it, so the compiled code is kept on disk for the next process: next to the source file, else in
-    NUMBA_CACHE_DIR or the user's cache folder, else nowhere. To see whether it is stale, numba looks only at the file
-    of the function itself; so its name includes a digest of all that it is made of.
+    NUMBA_CACHE_DIR or the user's cache folder, else nowhere. To see whether that code is stale, numba looks only at the
+    file of the function itself; so the function's name includes a digest of everything that it is made of.
     """
     if function is None:
         return lambda f: kernel(f, entry=entry, parallel=parallel)
@@ -69,7 +69,7 @@ def kernel(function=None, *, entry=False, parallel=False):
 
 
 def _digest(function):
-    """A digest of the modules of a kernel and of those that it calls, and of the numbers that they take from others."""
+    """A digest of the modules of a kernel and of those that it calls, and of the numbers that these modules import."""
     reached, waiting = {__name__}, [function.__module__]
     while waiting:
         module = waiting.pop()

@@ -1,10 +1,10 @@
 """Steps a CompressiveTransformer on a CPU with compiled kernels, near the speed at which memory can be read.
 
-A step reads every weight and every cached key and value once; nothing else takes long. One compiled function does the
-whole step (step.py), and as many as are asked for, with the draws between them (draw.py); Python is needed once per
-window, for compression.
+A step reads every weight and every cached key and value once; nothing else takes long. One compiled function takes a
+whole step (step.py), or as many steps as are asked for, with the draws between them (draw.py); Python is needed once
+per window, for compression.
 
-Rows are computed alike whatever their number (dense.py), and threads change no bit of them (attend_slots.py).
+The bits that a row computes depend neither on the number of rows (dense.py) nor on that of threads (attend_slots.py).
 
 Shape letters: B rows, L layers, V classes, D model width, H heads, P position features, c compression rate; D', ...
 padded to whole vectors.
@@ -30,7 +30,7 @@ from waveform.models.token_model import TokenState
 
 
 class KernelTransformerDecoder(KernelDecoder):
-    """Steps an fp32 CompressiveTransformer on the CPU, if its settings are known (compressive_transformer.py).
+    """Steps an fp32 CompressiveTransformer on the CPU, if its settings are known (decoding/compressive_transformer.py).
 
     All rows are at the same step. int8: weights and cached keys and values are kept in 8 bits, with a scale for each
     output, or slot and head.
@@ -42,7 +42,7 @@ class KernelTransformerDecoder(KernelDecoder):
         weights, memory = _lay_out_weights(model, int8=int8), lay_out_memory(model, state.trunk, int8=int8)
         step = lay_out_step(model.kinds, weights, memory, epsilon=model.layers[0].attention_norm.eps)
         inputs, self._sound = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
-        self._compressors = [_lay_out_compressor(layer) for layer in model.layers]  # kernels only have addresses
+        self._compressors = [_lay_out_compressor(layer) for layer in model.layers]  # kept: kernels only have addresses
         convolutions = np.array([address(each) for each in self._compressors])
         fields = {**weights, "convolutions": convolutions, **inputs, **memory, **step}
         super().__init__(
@@ -84,7 +84,7 @@ class KernelTransformerDecoder(KernelDecoder):
 
 
 def _lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> dict[str, Any]:
-    """What every step reads, as it is now, scaled so that attention needs no 1 / sqrt(d)."""
+    """The weights that every step reads, as they are now, scaled so that attention needs no 1 / sqrt(d)."""
     layers = list(model.layers)
 
     def dense(name: str) -> DenseWeights:
@@ -107,10 +107,10 @@ def _lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> dict[str, 
 
 
 def _lay_out_compressor(layer: Layer) -> DenseWeights:
-    """The convolution that compresses, [D', c D'] and in fp32; mean pooling is one that does not learn."""
+    """The convolution that compresses, [D', c D'], in fp32; mean pooling is one with fixed weights."""
     config = layer.config
     if not config.compressed:
-        return DenseWeights([torch.zeros(1, 1)], int8=False)  # kernels take an address
+        return DenseWeights([torch.zeros(1, 1)], int8=False)  # kernels need an address
     if config.compression == "mean":
         mean = torch.eye(config.d_model)[:, None].expand(-1, config.compression_rate, -1) / config.compression_rate
         return DenseWeights([pad_last(mean).flatten(1)], int8=False)
@@ -133,6 +133,6 @@ def _projection(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def _output(layer: Layer) -> Tensor:
-    """[D, H d']: each head's inputs padded."""
+    """Weight [D, H d'] of the output projection, each head's inputs padded."""
     a = layer.attention
     return pad_last(a.output.weight.unflatten(1, (a.num_heads, -1))).flatten(1)

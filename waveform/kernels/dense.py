@@ -47,7 +47,7 @@ class DenseWeights:
 
     @property
     def size(self) -> int:
-        """Numbers that a step multiplies with."""
+        """How many weights a step multiplies with."""
         return len(self.data) * self.num_outputs * self.num_inputs
 
     @property
@@ -114,7 +114,7 @@ def dense(weights, layer, x, out, shape, rows, vectors, mode, kind):
 
 @kernel
 def _finish(sums, j, scale, bias, out, mode):
-    """From the sums of the outputs from `j` on to what `mode` makes of them."""
+    """Scale the sums of the outputs from `j` on, add biases, and store, add or activate the result as `mode` says."""
     value = fma(sums, load(scale, j), load(bias, j))
     if mode == ADD:
         value = value + load(out, j)

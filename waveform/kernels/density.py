@@ -23,7 +23,7 @@ _K = NUM_PREDICTORS
 class PredictedNll(torch.autograd.Function):
     """y [N, V + K + 3], what is expected [N, NUM_HEAD_INPUTS], targets [N] -> NLL [N] in nats; all fp32, contiguous.
 
-    As the cross-entropy of `PredictionHead.logits`. The gradient is made on the way.
+    The cross-entropy of `PredictionHead.logits`. The forward pass computes the gradient too.
     """
 
     @staticmethod
@@ -142,7 +142,7 @@ def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
 
 @kernel
 def _slope_of_mix(y, expected, to_density, to_centre, to_scale, free, log_scale, out):
-    """The slope of the K + 3 numbers that `mixed` makes a density of."""
+    """The slope of the K + 3 numbers from which `mixed` makes a density."""
     to_free = to_scale * math.exp(2 * (free - log_scale))
     v.put(out, _K, np.float32(to_density))
     v.put(out, _K + 1, np.float32(to_free))

@@ -1,6 +1,6 @@
 """Draws a token from logits within a compiled step: what `choose` of engine/drawing.py defines, in kernels.
 
-Both do the same operations in fp64, but for the exponential, and sum whole numbers; so they draw the same tokens.
+Apart from the exponential, both do the same operations in fp64, and they sum whole numbers, so their draws agree.
 
 Shape letters: V classes, V' padded to whole vectors.
 """
@@ -35,7 +35,7 @@ _CALL_STEPS = 64  # of one call: Ctrl-C waits for its end
 
 
 class Draws(NamedTuple):
-    """What a compiled call is asked to draw, and from what."""
+    """What a compiled call is asked to draw, and by which rule."""
 
     uniform: np.ndarray  # [n, B] float32
     drawn: np.ndarray  # [n, B] int64: the result
@@ -174,10 +174,10 @@ def draw_row(t, tokens, draws, p):
 
 
 def drawing(step):
-    """`step(tokens, number, sound, plan, kind)`, which writes the logits of tokens [B] -> steps with draws between.
+    """Make a kernel that takes one or more steps by `step(tokens, number, sound, plan, kind)`, with draws between them.
 
-    The result takes (tokens, first, draws, sound, plan, kind): one step, number `first` of the streams; or n, if
-    `draws` asks for [n, B] tokens: each step's are drawn, and become the next one's inputs.
+    `step` writes the logits of tokens [B]. The kernel takes (tokens, first, draws, sound, plan, kind): one step, number
+    `first` of the streams; or n, if `draws` asks for [n, B] tokens: each step's are drawn, and become the next inputs.
     """
 
     @kernel
@@ -191,10 +191,10 @@ def drawing(step):
 
 
 class KernelDecoder(Decoder):
-    """A decoder whose step is compiled, and draws too, many tokens a call."""
+    """A decoder whose steps and draws are compiled, many tokens per call."""
 
     def __init__(self, fields: Mapping[str, Any], *, read: Sequence[Any], num_phases: int, int8: bool) -> None:
-        """fields: what kernels work on, `logits`, `num_rows` and `num_classes` among it; read: what a step reads once.
+        """fields: what kernels work on, `logits`, `num_rows` and `num_classes` included; read: what a step reads once.
 
         num_phases: of a step; int8: whether weights are in 8 bits.
         """

@@ -1,10 +1,10 @@
 """Layers of the Compressive Transformer, forward and backward, compiled: for small models on a CPU.
 
-A row at a time through all layers, so that what it needs stays in cache, and threads work on rows of their own. The
-gradients of weights are summed by each thread for its rows, and then over threads, in order.
+One row at a time goes through all layers, so that what it needs stays in cache, and threads work on rows of their own.
+Each thread sums the gradients of weights over its rows; these sums are then added up, in the order of the threads.
 
-p: the record of a layer. `p.name` is an address, 0 of what is not there; `p.t_name` a place in a thread's scratch,
-`p.s_name` in its sums.
+p: the record of a layer. `p.name` is an address, or 0 if there is none; `p.t_name` is an offset in a thread's scratch,
+`p.s_name` one in its sums.
 
 Shape letters: T queries, S past slots, K = S + T, K_ padded to whole vectors, D model width, H heads, d = D / H, F
 feed-forward width, P position features: sines, padded to whole vectors, then cosines; G new compressed slots, c rate.
@@ -97,7 +97,7 @@ def sum_parts(z) -> dict[str, int]:
 
 @kernel
 def _attend(row, kept, scratch, p):
-    """after = x + attention of x over [past; x]. kept: where among the rows that are kept this one is."""
+    """after = x + attention of x over [past; x]. kept: this row's place among the rows whose values are kept."""
     T, S, D, d, P = p.num_queries, p.num_past, p.d_model, p.d_head, p.num_features
     K, K_ = S + T, p.num_slots_padded
     x, past = at(p.x, row * T * D), at(p.past, row * S * D)
@@ -143,7 +143,7 @@ def _attend(row, kept, scratch, p):
 
 @kernel
 def _feed_forward(row, kept, p):
-    """out = after + feed-forward network of it."""
+    """out = after + feed-forward(after)."""
     T, D, F = p.num_queries, p.d_model, p.d_feedforward
     after, normed = at(p.after, kept * T * D), at(p.normed, kept * T * D)
     inner, active = at(p.inner, kept * T * F), at(p.active, kept * T * F)
@@ -188,7 +188,7 @@ def _compress(row, kept, scratch, p):
     factor = np.float32(2) / np.float32(T * D)
     for head in range(p.num_heads):
         column = head * d
-        # What is read of the old slots, with the sign changed.
+        # What is read from the old slots, negated.
         rows.transpose(at(old, column), 2 * D, keys_t, n_, d)
         product(at(q, column), D, 1, keys_t, n_, scores, n_, T, n_, d, False)
         rows.softmax_rows(scores, n_, T, n, False, n_, p.scale)
@@ -215,7 +215,7 @@ def _compress(row, kept, scratch, p):
 
 @kernel
 def _feed_forward_backward(row, scratch, sums, p):
-    """From the gradient of out to that of after, in `grad_x`."""
+    """Compute the gradient of after, in `grad_x`, from that of out."""
     T, D, F = p.num_queries, p.d_model, p.d_feedforward
     grad_out = at(p.grad_out, row * T * D)
     normed, inner, active = at(p.normed, row * T * D), at(p.inner, row * T * F), at(p.active, row * T * F)
@@ -240,7 +240,7 @@ def _feed_forward_backward(row, scratch, sums, p):
 
 @kernel
 def _attend_backward(row, scratch, sums, p):
-    """From the gradient of after to that of x, both in `grad_x`."""
+    """Turn the gradient of after into that of x, both in `grad_x`."""
     T, S, D, d, P = p.num_queries, p.num_past, p.d_model, p.d_head, p.num_features
     K, K_ = S + T, p.num_slots_padded
     grad_after, grad_normed = at(p.grad_x, row * T * D), at(scratch, p.t_normed)
@@ -326,7 +326,7 @@ def _pack(p):
 
 @kernel
 def _unpack_gradients(p):
-    """From the sums of all threads, of what `_pack` made, to the gradients of weights, in place of the first's sums."""
+    """Add up the threads' gradients of what `_pack` made, and turn them into those of weights, in the first's sums."""
     D, sums = p.d_model, p.sums
     for part in range(1, p.num_threads):
         rows.add_rows(sums, 0, at(p.sums, part * p.sums_size), 0, sums, 0, 1, p.sums_size)
@@ -343,8 +343,8 @@ def _unpack_gradients(p):
 def run(phase, part, plans):
     """PACK, then FORWARD of every part of the rows; or BACKWARD of every part, then UNPACK. Parts may run side by side.
 
-    plans: a record for each layer, as kernels/layers_op.py makes them. One function does all, because every
-    function that Python calls has all kernels compiled again.
+    plans: a record for each layer, as kernels/layers_op.py makes them. One function does all, because numba compiles
+    all kernels anew for each function that Python calls.
     """
     num_layers, p = len(plans), plans[0]
     if phase == PACK:

@@ -51,13 +51,13 @@ _CONVOLUTION = {  # if kernels compress
 _DROPOUT = ("mixed_factors", "inner_factors", "out_factors")
 # R of the times of queries [T, P'] and of slots [K, P'], and the latter transposed [P', K']
 _ENCODINGS = ("query_encoding", "slot_encoding", "slot_encoding_t")
-# What kernels get the address of, of each layer, or 0
+# What kernels are given and make, as addresses for each layer; 0: absent
 _GIVEN = ("x", "past", *_ENCODINGS, *_DROPOUT, *_WEIGHTS, *_CONVOLUTION, "scratch")
 _MADE = ("out", "groups", "losses", "sums", "grad_out", "grad_losses", "grad_x")
 
 
 class KernelOutput(NamedTuple):
-    """What layers make of a piece; without gradient, but for `out` and `losses`."""
+    """What the layers compute; only `out` and `losses` carry gradient."""
 
     out: Tensor  # [B, T, D]
     losses: Tensor | None  # [L, B] compression losses
@@ -68,7 +68,7 @@ class KernelOutput(NamedTuple):
 
 class _Sizes(NamedTuple):
     num_rows: int
-    keeps: int  # all rows, for a backward pass; without one each thread overwrites what it kept of its last row
+    keeps: int  # 1: values of all rows, for a backward pass; 0: each thread overwrites those of its last row
     num_queries: int
     num_past: int
     num_slots_padded: int
@@ -83,14 +83,14 @@ class _Sizes(NamedTuple):
     scale: float
     rate: int = 1  # c
     num_groups: int = 0  # G
-    first_consumed: int = 0  # the first slot that is compressed, of the past
+    first_consumed: int = 0  # index in the past of the first slot that is compressed
 
 
 def layers_in_kernels(
     layers: Sequence[Any], x_BTD: Tensor, pasts: Sequence[Tensor | None], slots: Slots, compression: dict[str, int]
 ) -> KernelOutput:
-    """The layers' output and, at a window's end, new compressed slots and their losses. fp32, on a CPU, widths of whole
-    vectors, rows equally far.
+    """The layers' output and, at a window's end, new compressed slots and their losses. Needs fp32 on a CPU, widths of
+    whole vectors, and rows that are equally far in their windows and memories.
 
     pasts: L x [B, S, D], the slots before the queries' own; None: there are none. compression: what the convolutions
     compress at the end of the window, as in `_Sizes`; empty: nothing. Gradients reach x and the parameters.
@@ -131,7 +131,7 @@ def layers_in_kernels(
 
 
 def _by_layer(by_name: Iterable[Iterable[Any]]) -> list[Any]:
-    """Turn the order round: the first layer's of every name first, as gradients lie in memory; autograd copies them."""
+    """Lists by name -> one list, layer by layer, in which order gradients lie in memory; autograd copies them."""
     return [one for of_layer in zip(*by_name, strict=True) for one in of_layer]
 
 
@@ -147,7 +147,7 @@ def _pack_features(x: Tensor) -> Tensor:
 
 
 class _Layout:
-    """Where everything lies for some sizes, and the record of it all that the kernels take."""
+    """Where everything lies in memory for given sizes, and the record of it that the kernels take."""
 
     def __init__(self, sizes: _Sizes) -> None:
         self.saved, self.saved_size = _offsets(saved_parts(sizes))
@@ -195,11 +195,11 @@ class _Layers(torch.autograd.Function):
     def forward(
         ctx: Any, x_BTD: Tensor, given: dict[str, Sequence[Tensor]], sizes: _Sizes, names: Sequence[str], *_: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """given: what layers get besides their input, by name, of each layer. names: of the weights among it, which
-        follow for autograd, all of the first layer, all of the second, ...
+        """given: what layers are given besides their input, by name, for each layer. names: those of the weights in it,
+        which also follow as arguments, for autograd: all of the first layer, all of the second, ...
         """
         L, layout = len(given["past"]), _layout(sizes)
-        hidden = x_BTD.new_empty(L, *x_BTD.shape)  # the inputs of all layers; the output of the last is apart
+        hidden = x_BTD.new_empty(L, *x_BTD.shape)  # the inputs of all layers; the last one's output has its own tensor
         hidden[0] = x_BTD
         out, saved = torch.empty_like(hidden[0]), x_BTD.new_empty(L, layout.saved_size)
         groups = x_BTD.new_empty(L, len(x_BTD), sizes.num_groups, sizes.d_model) if sizes.num_groups else None
@@ -243,7 +243,7 @@ class _Layers(torch.autograd.Function):
 
 
 def _gradient(sums_LN: Tensor, sizes: _Sizes, name: str, shape: Sequence[int]) -> Tensor:
-    """Of this weight of all layers, [L, ...]."""
+    """The gradient of the weight `name` in all layers, [L, ...]."""
     part, D = functools.partial(_part, sums_LN, _layout(sizes).sums[f"s_{name}"]), sizes.d_model
     if name == "position":
         padded_halves = part(D, 2, sizes.num_features // 2)

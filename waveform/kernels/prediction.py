@@ -1,7 +1,7 @@
 """The predictors of linear_prediction.py as compiled functions, in fp64: for whole calls, and for decoders' steps.
 
-One row at a time, one sample at a time, in the order that the code states: what a row is told depends neither on other
-rows nor on how its stream is cut. The tests hold it against the operations of torch.
+One row at a time, one sample at a time, in the order that the code states: what is computed for a row depends neither
+on other rows nor on how its stream is cut. The tests compare it with the operations of torch.
 
 Shape letters: B rows, K predictors, P order, E speeds, V classes.
 """
@@ -23,7 +23,7 @@ _FORGETTING, _DECAYS = np.array(lp.FORGETTING), np.array(lp.ERROR_DECAYS)
 _NOISE, _MAX_REFLECTION = lp._NOISE, lp._MAX_REFLECTION
 
 
-# What the predictors of a row remember, but for its history: fields of `PredictionState`.
+# What the predictors of a row remember, apart from its history: fields of `PredictionState`.
 ROW: list[tuple[Any, ...]] = [
     ("steps", np.int64),
     ("moments", np.float64, (_K, _P + 1)),
@@ -34,7 +34,7 @@ ROW: list[tuple[Any, ...]] = [
 
 
 def lay_out_rows(state: PredictionState, *others: Any) -> np.ndarray:
-    """Records [B] of what `state` says of its rows, with the fields of `others`, which are zeros, and of `ROW`."""
+    """Records [B] with the fields of `ROW`, from `state`, and the fields `others`, which are zeros."""
     rows = np.zeros(len(state.steps), dtype=[*others, *ROW])
     for name, *_ in ROW:
         rows[name] = getattr(state, name).numpy()
@@ -82,7 +82,7 @@ def advance(x, at, row, bounds, log_widths, widening, features, for_head):
         features[_K * (_E + 1) + k] = min(max(error / scale, -_CLIP), _CLIP) / 2
     past = x[at + 1 - _P : at + 1]
     for k in range(_K):
-        a, b, c, d = 0.0, 0.0, 0.0, 0.0  # four sums, so that one need not wait for the other
+        a, b, c, d = 0.0, 0.0, 0.0, 0.0  # four sums, so that an addition need not wait for the one before it
         for i in range(0, _P, 4):
             a += coefficients[k, i] * past[i]
             b += coefficients[k, i + 1] * past[i + 1]
@@ -120,7 +120,7 @@ def class_of(value, bounds):
 def _fit(x, moments, widening, coefficients):
     """Fit all filters of a row to the samples up to the last of x [HISTORY]."""
     scratch = np.empty((_P + 6, _HISTORY))
-    newest = scratch[-1]  # first; numba computes one element at a time where indices may be negative
+    newest = scratch[-1]  # the newest first: if indices may be negative, numba computes one element at a time
     for i in range(_HISTORY):
         newest[i] = x[_HISTORY - 1 - i]
     matrix, sums = scratch[: _P + 1, : _P + 1], scratch[_P + 1, : _P + 1]
@@ -140,7 +140,7 @@ def _fit(x, moments, widening, coefficients):
 
 @kernel
 def _copy(values, to):
-    """`to[:] = values`, for which numba compiles two more seconds: it would say how shapes differ."""
+    """`to[:] = values`, which would take numba two more seconds to compile: it would check that the shapes agree."""
     for i in range(len(values)):
         to[i] = values[i]
 

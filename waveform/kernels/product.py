@@ -11,11 +11,11 @@ from waveform.kernels.compiling import kernel
 from waveform.kernels.vectors import F32, LANES, at, fill, fma, get, load_as, product_tile
 
 _has_avx512 = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]  # what numba compiles for
-# Of a tile, whose sums stay in registers: 16 of AVX-512's 32. Of AVX2's 16 registers, each half a vector, 12, and of
-# NEON's 32, each a quarter, 24.
+# Sizes of a tile, whose sums stay in registers: they fill 16 of AVX-512's 32, 12 of AVX2's 16 (half a vector each) and
+# 24 of NEON's 32 (a quarter each).
 ROWS, _VECTORS = (8, 2) if _has_avx512 else (6, 1)
 
-# Of a group of columns that lie together: of the weights of a dense layer, and of cached slots.
+# Vectors of columns that lie together in memory: in the weights of a dense layer, and in cached slots.
 GROUP = 4
 group_tile, group_row = product_tile(4, GROUP), product_tile(1, GROUP)
 
@@ -55,7 +55,7 @@ def product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):
 def vector_of_product(a, b, b_row, k, kind):
     """A [k] @ B [k, 16], with rows of B, of the type of `kind`, `b_row` elements apart; k: a multiple of four.
 
-    In four sums, so that one addition need not wait for the other.
+    In four sums, so that an addition need not wait for the one before it.
     """
     first = second = third = fourth = fill(np.float32(0))
     for i in range(0, k, 4):

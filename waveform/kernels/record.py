@@ -1,4 +1,4 @@
-"""What kernels are told: one record of addresses and sizes."""
+"""What kernels are given: one record of addresses and sizes."""
 
 import functools
 import hashlib
@@ -13,10 +13,10 @@ from waveform.kernels.dense import DenseWeights
 
 
 def _named_by_layout(record: types.Record) -> tuple[str, tuple[str]]:
-    """What stands for a record type in the names of compiled functions, instead of numba's number of it.
+    """What stands for a record type in the names of compiled functions, instead of its number in numba.
 
     numba numbers types anew in each process. Two kernels, one of them from the disk, could bring code of the same name
-    for records of different layouts, and the linker would give both the same.
+    for records of different layouts, and the linker would give both kernels the same code.
     """
     return "Record", (hashlib.blake2b(record.name.encode(), digest_size=8).hexdigest(),)
 

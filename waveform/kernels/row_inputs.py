@@ -1,7 +1,7 @@
 """What a compiled step begins and ends with, whatever the model: vectors of inputs, and what is added to logits.
 
-A row's vector is the sum of those of its token, its label and its predictors; to its logits is added the density of
-what they expect.
+A row's vector is the sum of those of its token, its label and its predictors. The density of what the predictors expect
+is added to its logits.
 
 Shape letters: B rows, V classes, V' padded to whole vectors, N labels with unknown (models/label_embedding.py), D'
 model width padded to whole vectors, F features.
@@ -33,9 +33,9 @@ _OTHERS = (
 
 
 def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tuple[dict[str, Any], np.ndarray]:
-    """What makes the inputs of the rows of `state`, of a model with an embedding, labels and linear prediction.
+    """What the inputs of the rows of `state` are made of: the model's embedding, labels and linear prediction.
 
-    num_rows: B; width: D'. With it, records [B] of what rows have heard and expect: none without linear prediction.
+    num_rows: B; width: D'. Also returns records [B] of what rows have heard and expect; none without linear prediction.
     """
     labels, prediction = model.label_embedding, model.linear_prediction
     fields = {

@@ -1,7 +1,7 @@
 """Kernels on rows: copies, sums, norms, GELU, softmax and their gradients, in the instructions of vectors.py.
 
-Names of memory are addresses. A row [n] is whole vectors, and may as well be all rows of a matrix that lie together; a
-matrix [m, n] has rows `stride` floats apart.
+Arguments that name memory are addresses. A row [n] is a whole number of vectors, and may also be a whole matrix without
+gaps; the rows of a matrix [m, n] are `stride` floats apart.
 """
 
 import math
@@ -33,7 +33,7 @@ def repeat_row(row, target, m, n):
 
 @kernel
 def add_rows(a, a_stride, b, b_stride, target, stride, m, n):
-    """target = a + b; of a stride of 0, one row is added to all."""
+    """target = a + b; with a stride of 0, one row is added to all."""
     for i in range(m):
         for j in range(0, n, v.LANES):
             v.store(target, i * stride + j, v.load(a, i * a_stride + j) + v.load(b, i * b_stride + j))
@@ -76,7 +76,7 @@ def layer_norm(x, out, gain, bias, width, n, epsilon):
 
 @kernel
 def standardise(x, out, factors, m, n, epsilon):
-    """out [m, n] = each row of x less its mean, times `factors` [m] = 1 / its standard deviation."""
+    """out [m, n] = each row of x minus its mean, times `factors` [m] = 1 / its standard deviation."""
     for i in range(m):
         row = v.at(x, i * n)
         mean, factor = _moments(row, n, n, epsilon)
@@ -87,7 +87,7 @@ def standardise(x, out, factors, m, n, epsilon):
 
 @kernel
 def add_standardise_gradient(grad, standardised, factors, out, m, n):
-    """out [m, n] += the gradient of what `standardise` was given, from that of what it made."""
+    """out [m, n] += the gradient of the input of `standardise`, from `grad`, that of its output."""
     for i in range(m):
         first = i * n
         sums, products = v.fill(np.float32(0)), v.fill(np.float32(0))
@@ -136,7 +136,7 @@ def largest_of(x, n):
 
 @kernel
 def softmax_rows(scores, stride, m, num_seen, causal, width, scale):
-    """In place: softmax of scale * scores [m, width] over the `num_seen` first of a row, then zeros.
+    """In place: softmax of scale * scores [m, width] over the first `num_seen` of each row; zeros after them.
 
     causal: each row sees one more than the row before.
     """
@@ -158,7 +158,7 @@ def softmax_rows(scores, stride, m, num_seen, causal, width, scale):
 
 @kernel
 def softmax_rows_gradient(weights, grads, stride, m, num_seen, causal, width, scale):
-    """In place: from the gradient of what `softmax_rows` made, `weights`, to that of the scores."""
+    """In place: turn `grads`, the gradient of the `weights` that `softmax_rows` made, into that of the scores."""
     for i in range(m):
         row, grad = v.at(weights, i * stride), v.at(grads, i * stride)
         end = v.padded(num_seen + i if causal else num_seen)
@@ -216,7 +216,7 @@ def fold(weight, bias, gain, shift, out, out_bias, m, n):
 
 @kernel
 def unfold(grad, grad_bias, weight, gain, shift, grad_gain, grad_shift, m, n):
-    """In place: from the gradients of what `fold` made to that of the weight; those of gain and shift are added."""
+    """In place: turn the gradients of what `fold` made into that of the weight; add to those of gain and shift."""
     for i in range(m):
         of_bias = v.fill(v.get(grad_bias, i))
         for j in range(0, n, v.LANES):

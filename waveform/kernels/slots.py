@@ -72,7 +72,7 @@ def _encode(times: Tensor, config: CompressiveTransformerConfig) -> np.ndarray:
 
 
 def caches_read(kinds: Sequence[LayerKind], memory: Mapping[str, Any]) -> list[np.ndarray]:
-    """The cached keys and values, as far as a step reads them when memories are full: other blocks are passed over."""
+    """The cached keys and values that a step reads when memories are full; it passes over other blocks."""
     caches, read = [memory["keys"], memory["values"]], []
     if memory["quantised"]:
         scales = memory["key_scales"], memory["value_scales"]
@@ -84,7 +84,7 @@ def caches_read(kinds: Sequence[LayerKind], memory: Mapping[str, Any]) -> list[n
 
 
 def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, int8: bool) -> dict[str, Any]:
-    """What is remembered of the streams by a decoder that continues from `state`, and its sizes."""
+    """What a decoder that continues from `state` remembers of the streams, and the sizes of that."""
     config, kinds = model.config, model.kinds
     compressed = max(kind.config.compressed for kind in kinds)
     steps = max(kind.config.memory + kind.config.window for kind in kinds)
@@ -121,7 +121,7 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
 
 
 def _write(memory: Mapping[str, Any], model: CompressiveTransformer, state: CompressiveState, alike: LayerKind) -> None:
-    """Keep what these layers' slots hold: keys and values, and the inputs that will be compressed."""
+    """Write what the slots of these layers hold: keys and values, and the inputs that will be compressed."""
     config, now = alike.config, occupancy(alike.config, state.steps[:1])
     num_groups, num_steps = int(now.compressed), int(now.memory) + int(now.phase)
     if not num_groups + num_steps:
@@ -134,7 +134,7 @@ def _write(memory: Mapping[str, Any], model: CompressiveTransformer, state: Comp
         if memory["history_ring"]:
             in_ring = used[num_groups:] - memory["first_step_slot"]
             memory["history"][i][:, in_ring, : config.d_model] = held[:, num_groups:].numpy()
-        for b, row in enumerate(held.split(1)):  # products of other sizes may round otherwise
+        for b, row in enumerate(held.split(1)):  # row by row, because products of other sizes may round differently
             keys, key_scales = _blocks(layer.projection(row, layer.attention.key)[0], used, memory["keys"])
             memory["keys"][i, b] = keys.transpose(2, 3).numpy()
             values, value_scales = _blocks(layer.projection(row, layer.attention.value)[0], used, memory["keys"])

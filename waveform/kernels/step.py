@@ -24,7 +24,7 @@ from waveform.kernels.threads import share, share_vectors, shared_out
 from waveform.kernels.vectors import F32, LANES, at, get_int64, padded, put
 from waveform.models.transformer_config import LayerKind
 
-# int64: for a constant that is an int, numba would compile all that a call reaches once more
+# int64, because for a plain int numba would compile everything that a call reaches once more
 PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, CACHE_GROUPS = np.arange(7)
 PHASES_PER_LAYER = 5  # PROJECT to _FEED_OUT
 
@@ -39,7 +39,7 @@ def lay_out_step(
     num_projected, num_inner = weights["projection"].num_outputs, weights["feed_in"].num_outputs
     num_logits = weights["head"].num_outputs
     compressing = [(min(each.groups, each.compressed), each.compression_rate) for each, _ in kinds]
-    most_groups = max(num_groups for num_groups, _ in compressing)  # that a window's end makes
+    most_groups = max(num_groups for num_groups, _ in compressing)  # made at a window's end
     most_consumed = max(num_groups * rate for num_groups, rate in compressing)
     return {
         "num_rows": rows,  # B
@@ -187,10 +187,10 @@ _steps = drawing(_step)
 
 @kernel(entry=True)
 def run(first_phase, tokens_or_layers, step_or_slot, draws, sound, plan, kind):
-    """first_phase PROJECT: take the given step of the streams, with inputs tokens [B], or several, see `drawing`.
+    """first_phase PROJECT: take the given step of the streams, with inputs tokens [B]; or several steps, see `drawing`.
 
     first_phase CACHE_GROUPS: compress, and cache the new slots from the given slot on, in the given layers. One
-    function does all, because every function that Python calls has all kernels compiled again.
+    function does both, because numba compiles all kernels anew for each function that Python calls.
     """
     if first_phase == PROJECT:
         _steps(tokens_or_layers, step_or_slot, draws, sound, plan, kind)

@@ -1,4 +1,4 @@
-"""How kernels are shared among threads: parts of an amount of work, and the phases of a decoder's step.
+"""How the work of kernels is shared among threads: in parts, and in the phases of a decoder's step.
 
 A step is a sequence of phases (a dense layer, attention, ...). Within a phase, threads work on disjoint parts; between
 phases they wait for each other.
@@ -12,8 +12,8 @@ from waveform.kernels.compiling import kernel
 from waveform.kernels.product import GROUP
 from waveform.kernels.vectors import LANES
 
-# Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
-# does some 50,000 to 250,000, and a second thread saves half of a phase.
+# Multiplications from which sharing a phase pays: waking the other threads takes 1 to 4 us, in which one thread does
+# some 50,000 to 250,000, and a second thread saves half of a phase.
 _WORTH_SHARING = 200_000
 
 
@@ -37,9 +37,9 @@ def _start_threads() -> None:
 
 
 def shared_out(work):
-    """`work(phase, part, num_parts, layer, at, p, kind)` -> the same without parts, by `p.num_threads` threads.
+    """Make a kernel of all parts of `work(phase, part, num_parts, layer, at, p, kind)`, in `p.num_threads` threads.
 
-    The result takes `(phase, layer, at, plan, kind)`. layer, at (a step or a slot): handed on; p: the plan's record;
+    The kernel takes `(phase, layer, at, plan, kind)`. layer, at (a step or a slot): handed on; p: the plan's record;
     kind: a number whose type is that of the weights.
     """
 
@@ -62,13 +62,13 @@ def shared_out(work):
 
 @kernel
 def share(amount, part, num_parts):
-    """The range of `amount` that falls to `part`."""
+    """The range of `amount` things that `part` works on."""
     return amount * part // num_parts, amount * (part + 1) // num_parts
 
 
 @kernel
 def share_vectors(num_outputs, part, num_parts):
-    """The range of a dense layer's vectors of outputs that falls to `part`, in whole groups."""
+    """The range of a dense layer's vectors of outputs that `part` works on, in whole groups."""
     num_vectors = num_outputs // LANES
     first, last = share(-(-num_vectors // GROUP), part, num_parts)
     return first * GROUP, min(last * GROUP, num_vectors)

@@ -115,7 +115,7 @@ def at(base, index):
 
 
 def _instruction(result, *arguments):
-    """Make a function for kernels of one that builds it from (builder, values).
+    """Turn a function that builds LLVM instructions from (builder, values) into one that kernels can call.
 
     result, arguments: types; an argument of type None may have any, and a result of type None has the last one's.
     """
@@ -329,7 +329,7 @@ def tanh(builder, a):
 
 @_instruction(types.none, *[types.int64] * 4)
 def transpose16(builder, source, source_stride, target, target_stride):
-    """16 x 16 floats, with rows at given distances."""
+    """Transpose 16 x 16 floats, whose rows are `source_stride` floats apart, and `target_stride` in the target."""
     rows = [_load(builder, source, builder.mul(source_stride, _LONG(i)), _FLOAT) for i in range(LANES)]
     for step in (1, 2, 4, 8):  # within blocks of 2 `step` x 2 `step`, swap the two `step` x `step` off the diagonal
         first = [i if not i & step else LANES + (i - step) for i in range(LANES)]
@@ -378,5 +378,5 @@ def product_tile(num_rows: int, num_vectors: int):
 
 @_instruction(types.int64)
 def stack_tile(builder):
-    """The address of room for 16 vectors, on the stack."""
+    """The address of space for 16 vectors on the stack."""
     return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(_FLOATS, 16)), _LONG)
