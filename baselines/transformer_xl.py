@@ -104,7 +104,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
     def why_no_int8(self) -> str | None:
         """As the Compressive Transformer's; no decoder knows other encodings of positions."""
         if isinstance(self.layers[0].attention, EncodedAttention):
-            return "int8 sampling knows model.position=relative only"
+            return "int8 sampling supports model.position=relative only"
         return super().why_no_int8
 
     def decoder(self, state: TokenState, *, int8: bool = False) -> Decoder | None:

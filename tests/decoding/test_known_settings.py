@@ -76,7 +76,7 @@ def test_an_unknown_field_is_left_to_forward(name: str, dtype: torch.dtype) -> N
     drawn = interface.decoder(model, laws.clone(state)).draw(tokens[:, 0], uniform, DrawConfig(temperature=0))
     inputs = torch.cat([tokens[:, :1], drawn.t()], dim=1)
     assert torch.equal(model.head.logits(model(inputs, state).hidden).argmax(-1)[:, :-1], drawn.t())
-    why = r"does not know model\.squash=True" if dtype == torch.float32 else "is for fp32 models on a CPU"
+    why = r"does not support model\.squash=True" if dtype == torch.float32 else "is for fp32 models on a CPU"
     with pytest.raises(UserError, match=rf"^int8 sampling {why}; sample without int8$"):
         interface.decoder(model, state, int8=True)
 

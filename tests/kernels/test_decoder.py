@@ -151,7 +151,7 @@ def test_what_kernels_do_not_know_steps_with_torch(fields: dict[str, Any], monke
     case = laws.Case("compressive_transformer", "unknown")
     assert_steps_equal_forward(case, kind=CachedDecoder)
     model, name = case.build().float(), list(fields)[-1]
-    with pytest.raises(UserError, match=rf"^int8 sampling does not know model\.{name}=.*; sample without int8$"):
+    with pytest.raises(UserError, match=rf"^int8 sampling does not support model\.{name}=.*; sample without int8$"):
         interface.decoder(model, laws.fresh_state(model), int8=True)
 
 

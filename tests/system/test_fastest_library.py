@@ -36,7 +36,7 @@ def make_ask(monkeypatch: MonkeyPatch, tmp_path: Path) -> Ask:
 def test_what_is_clearly_faster_is_taken_said_and_kept(ask: Ask, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     assert ask(2) == "onednn"
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("products by onednn here, timed once: torch 2.0 ms, onednn 1.0 ms (")
+    assert line.startswith("matrix products by onednn here, timed once: torch 2.0 ms, onednn 1.0 ms (")
     assert ask(0.5) == "onednn"
     assert capsys.readouterr().err == ""
     monkeypatch.setenv(SETTING, "0")

@@ -36,7 +36,7 @@ from waveform.system.errors import UserError
 
 CHECKPOINTS_DIR = "checkpoints"
 _COMPLETE = "complete.json"
-# Raise it whenever an older waveform would misread a checkpoint. Checkpoints without a number are of format 1.
+# To be raised whenever an older waveform would misread a checkpoint. One that states no format has format 1.
 FORMAT = 1
 _MODEL, _OPTIMISER, _PROGRESS = "model.safetensors", "optimiser.safetensors", "progress.json"
 _Read = TypeVar("_Read")
@@ -111,7 +111,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of the generators that work on `device` draws from: `cpu`, and that of a GPU by its type."""
+    """State of the generators that work on `device` draws from: `cpu`, and a GPU's under the type of its device."""
     state = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         state[device.type] = getattr(torch, device.type).get_rng_state()
@@ -119,7 +119,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Continue from a state of `random_state`; that of a GPU is ignored elsewhere."""
+    """Continue from what `random_state` returned; a GPU's state is ignored on other devices."""
     torch.set_rng_state(state["cpu"])
     if device.type != "cpu" and device.type in state:
         getattr(torch, device.type).set_rng_state(state[device.type])
@@ -144,9 +144,9 @@ def save(
 ) -> None:
     """Write checkpoints/step_N under a temporary name, sync, rename; then drop all but the newest `keep`.
 
-    Every rank calls this at the same step; rank r writes its random numbers and its rows' state. What is sharded is
-    gathered, so that a checkpoint does not depend on it. Raises UserError if the disk is full; older checkpoints stay
-    as they are, and what was written of this one is removed.
+    Every rank calls this at the same step; rank r writes its random numbers and its rows' state. Sharded weights are
+    gathered, so a checkpoint is the same with and without sharding. Raises UserError if the disk is full; older
+    checkpoints then stay as they are, and what was written of this one is removed.
     """
     parent = run_dir / CHECKPOINTS_DIR
     final, partial = parent / f"step_{progress.step:08d}", parent / f".step_{progress.step:08d}.partial"
@@ -217,7 +217,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _open(folder: Path) -> Checkpoint:
-    """A checkpoint with all its files, and with whatever its progress says that `TrainingProgress` does not know."""
+    """Open a checkpoint that has all its files; fields of progress.json that we do not know become `conditions`."""
     try:
         digests = _read_json(folder / _COMPLETE)
         _verify(folder, [_PROGRESS], digests)  # first, because it says which other files there are
@@ -344,7 +344,7 @@ def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) 
 
 @contextmanager
 def _unless(problem: str, *, then: str = "; restore it") -> Iterator[None]:
-    """Say what is wrong with a checkpoint if loading fails; ranks do not communicate within, so its content is."""
+    """Blame the checkpoint if loading it fails: ranks do not communicate within, so it can only be its content."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:

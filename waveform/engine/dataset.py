@@ -50,7 +50,7 @@ class Dataset:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether `folder` is a prepared data set, if a damaged one."""
+    """Whether `folder` is a prepared data set, even if it is damaged."""
     return (folder / DATASET_FILE).exists()
 
 

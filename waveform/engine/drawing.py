@@ -24,7 +24,7 @@ class DrawConfig:
     # any others exactly as probable as the last of them.
     top_k: int | None = None
     top_p: float | None = None
-    classes: tuple[int, int] | None = None  # the first and the last that are drawn, before all else; None: any
+    classes: tuple[int, int] | None = None  # the first and the last that may be drawn; all others are dropped first
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):

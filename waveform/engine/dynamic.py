@@ -2,7 +2,7 @@
 
 Krause et al. 2018, "Dynamic evaluation of neural sequence models", without their decay towards the initial weights.
 Rae et al. 2019, section 5.3, load a checkpoint and continue training for one epoch of WikiText-103's test split: that
-is the optimiser `continued`, but for dropout, which is off here. The settings of the others are our own.
+is the optimiser `continued`, except that dropout is off here. The settings of the others are our own.
 """
 
 import copy
@@ -21,7 +21,7 @@ from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-# The best of four each on held-out speech (results/notes.md).
+# Each the best of four on held-out speech (results/notes.md).
 _DEFAULT_LR = {"sgd": 3e-2, "adam": 3e-5}
 OPTIMISERS = (*_DEFAULT_LR, "continued")
 

@@ -23,7 +23,7 @@ PROTOCOLS = ("utterance", "chunk", "carry", "clip")
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """How tokens are scored. Raises UserError for a protocol or a chunk that does not exist."""
+    """How tokens are scored. Raises UserError for an unknown protocol, and a chunk that does not fit the window."""
 
     window: int  # tokens of one call of the model
     # utterance: state is carried from the utterance's start; chunk: reset at each chunk; carry: carried from each
@@ -67,7 +67,7 @@ class Evaluation:
         return bits(self.nats_per_token)
 
 
-# The class, from 0, of each target: of each token id [V], or of each place, in a set as long as the one scored.
+# The class of each target, from 0: by its token id [V], or by its place, in a set as long as the one that is scored.
 Classes = Tensor | TokenSet
 
 
@@ -134,9 +134,9 @@ def evaluate(
 ) -> Evaluation:
     """Score every token of `tokens` once.
 
-    classes: to sum NLL by class as well. Each rank scores every world.size-th utterance, or the first one all of them
-    if they are one stream, and every rank gets the whole result. Raises Stopped, on every rank, if `stop` was asked of
-    one.
+    classes: to sum NLL by class as well. Each rank scores every world.size-th utterance (if they are one stream, the
+    first rank scores all of them), and every rank gets the whole result. Raises Stopped, on every rank, if one of them
+    was asked to stop.
     """
     world = world or World()
     one_stream = config.protocol == "carry"

@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
     hidden: Tensor  # [B, T, D], input of the head
     state: State  # the same shapes and dtypes as the state that came in
-    aux_losses: dict[str, Tensor]  # each [B]: one value a row; adds up over calls, however the stream is cut
+    aux_losses: dict[str, Tensor]  # each [B], one value per row; summed over calls, it is the same however they are cut
 
 
 class Head(Protocol):
@@ -44,7 +44,7 @@ class Head(Protocol):
 class SequenceModel(Protocol):
     """A causal model of token streams: the required part of the contract; `OptionalParts` is the rest.
 
-    Input ids are 0..V, where V itself is the begin-of-utterance id; of a model with N labels 0..V + N - 1, where V + i
+    Input ids are 0..V, of which V itself begins an utterance. A model with N labels reads 0..V + N - 1, of which V + i
     begins an utterance with label i (models/label_embedding.py).
     """
 
@@ -80,18 +80,18 @@ def shift_right(tokens: Tensor, *, vocab_size: int, label: int = 0) -> Tensor:
 
 
 class Decoder(ABC):
-    """One token in, the next token's logits out; keeps its state in buffers, and serves one run of streams.
+    """One token in, the next token's logits out; keeps its state in buffers, so it serves one set of streams.
 
     A subclass defines `step`, and `draw` too if it can draw without a return to Python between two tokens.
     """
 
-    # Of weights, keys and values that a step reads, each once, when every slot is in use: they bound its speed. None:
-    # unknown.
+    # Bytes of the weights, keys and values that a step reads, each once, if every slot is in use: they bound its speed.
+    # None: unknown.
     bytes_per_step: int | None = None
 
     @property
     def steps_to_host(self) -> int:
-        """How many steps a decoder that takes several at once may take before work in Python is due."""
+        """How many steps may be taken in one go, without Python, before Python has work to do."""
         return sys.maxsize
 
     @abstractmethod
@@ -140,12 +140,12 @@ class OptionalParts:
 
     @property
     def has_own_threads(self) -> bool:
-        """Whether, in fp32 on a CPU, it shares its work among threads itself and torch had better not."""
+        """Whether, in fp32 on a CPU, it shares its work among threads itself, so that torch should not."""
         return False
 
     @property
     def receptive_field(self) -> int | None:
-        """Tokens that one layer of attention, or all of a stack of convolutions, sees, the newest included.
+        """Tokens that one layer of attention, or a whole stack of convolutions, sees, the newest included.
 
         None: unknown. Analyses choose the lengths of contexts by it.
         """
@@ -222,7 +222,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fp64_device(device: torch.device | str) -> torch.device:
-    """Where what needs fp64 is computed for a model on `device`: there, or on the CPU if it has none."""
+    """Where a model on `device` computes what needs fp64: on the same device, or on the CPU if that has no fp64."""
     device = torch.device(device)
     return torch.device("cpu") if device.type in WITHOUT_FP64 else device
 

@@ -16,7 +16,7 @@ class KnownSettings(NamedTuple):
     """The fields of a config with which a fast path computes the same as `forward`."""
 
     any_value: Collection[str]  # whatever their value
-    others: Mapping[str, Collection[Any]] = {}  # with their default, and with these values besides
+    others: Mapping[str, Collection[Any]] = {}  # with their default value, and with these other values
 
     def unknown(self, config: Any) -> str | None:
         """The first setting of `config` that is not known, as model.field=value; None if all are."""
@@ -31,8 +31,8 @@ class KnownSettings(NamedTuple):
         return self.unknown(config) is None
 
     def why_not_in_kernels(self, config: Any, weight: Tensor) -> str | None:
-        """Why compiled steps, which know these settings, are not for a model with such weights; None: they are."""
+        """Why compiled steps that know these settings cannot take a model with such weights; None: they can."""
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return "int8 sampling is for fp32 models on a CPU"
         unknown = self.unknown(config)
-        return None if unknown is None else f"int8 sampling does not know {unknown}"
+        return None if unknown is None else f"int8 sampling does not support {unknown}"

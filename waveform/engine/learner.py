@@ -37,7 +37,7 @@ class Learner(ABC):
         parameters = [parameter for group in self.groups.values() for parameter in group]
         self.optimiser = torch.optim.Adam(parameters, lr=config.lr, betas=(0.9, config.beta2), fused=True)
         self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
-        # Since the last record: what `figures` is made of, of this rank; how long it waited for a core.
+        # Since the last record, on this rank: what `_figures` is given, and how long it waited for a core.
         self.sums, self.waited_s = torch.zeros(4, dtype=torch.float64, device=fp64_device(world.device)), 0.0
         self._recorded = (self.seconds, self.tokens_seen)  # at the last record, or when it was restored
 
@@ -45,7 +45,7 @@ class Learner(ABC):
     def runs_in_kernels(self) -> bool:
         """Whether updates run in the model's own kernels, to which torch leaves all threads but one.
 
-        Not with `train.unroll` above 1, where they take the last window only.
+        Not with `train.unroll` above 1: kernels then run only the last window of each group.
         """
         device, config = self.world.device, self.config
         return config.unroll == 1 and uses_kernel_threads(self.model, device=device, autocast=config.autocast(device))
@@ -57,7 +57,7 @@ class Learner(ABC):
 
     def update(self) -> Any:
         """Make one update, and count its steps, tokens and time. Raises Diverged."""
-        began, waited_before_s = time.perf_counter(), waited_s()  # in this order: no more waiting than time
+        began, waited_before_s = time.perf_counter(), waited_s()  # in this order, so that waiting is part of the time
         for group in self.optimiser.param_groups:
             group["lr"] = self.config.learning_rate(self.step, self.seconds)
         with torch_in_one_thread() if self.runs_in_kernels else nullcontext():
@@ -85,11 +85,11 @@ class Learner(ABC):
         return 0
 
     def require_finite(self) -> None:
-        """Raises Diverged if an update that nobody has looked at was not finite."""
+        """Raises Diverged if an update was not finite; looks at those that were not looked at yet."""
         return None
 
     def record(self) -> tuple[dict[str, Any], str]:
-        """A record of the steps since the last one, over all ranks, and the most important of it in words."""
+        """A record of the steps since the last one, over all ranks, and its most important figures in words."""
         self.require_finite()
         self.wait_for_device()
         figures, words = self._figures(*self.world.sum_(self.sums).tolist())
@@ -108,7 +108,7 @@ class Learner(ABC):
 
     @abstractmethod
     def _figures(self, *sums: float) -> tuple[dict[str, Any], str]:
-        """What `sums`, over all ranks, and the last update say, and the most important of it in words."""
+        """Figures of `sums`, over all ranks, and of the last update; and the most important of them in words."""
 
     def progress(self, **others: Any) -> TrainingProgress:
         """What a checkpoint keeps besides weights, optimiser, state and random numbers; others: what callers know."""
@@ -124,7 +124,7 @@ class Learner(ABC):
         )
 
     def restore(self, progress: TrainingProgress, state: State) -> None:
-        """Go on from what a checkpoint kept; weights and optimiser are restored already."""
+        """Go on from what a checkpoint kept; weights and optimiser must have been restored already."""
         self.state, self.step, self.seconds = state, progress.step, progress.seconds
         self.tokens_seen, self.waited_s = progress.tokens_seen, progress.waited_s
         self._recorded = (self.seconds, self.tokens_seen)
@@ -135,7 +135,7 @@ class Learner(ABC):
 def parameter_groups(module: nn.Module, model: SequenceModel) -> dict[str, list[nn.Parameter]]:
     """The parameters of `module` that are clipped together: `trunk`, and `compressor` if one learns from its own loss.
 
-    The paper mixes no losses. model: it, or the part of it that may have a compressor.
+    They are clipped apart because the paper mixes no losses. model: `module`, or the part of it with the compressor.
     """
     compressor = optional_parts(model).compressor_parameters()
     apart = {id(parameter) for parameter in compressor}

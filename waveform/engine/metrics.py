@@ -1,4 +1,4 @@
-"""Metrics: sums and counts divided once, in nats and bits; written to metrics.jsonl and shown by a tracker."""
+"""Metrics: nats and bits, and the log of a training, which is written to metrics.jsonl and shown by a tracker."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def unigram_nll(train_counts: np.ndarray, test_counts: np.ndarray) -> float:
 class MetricsLog:
     """Appends one JSON object per line to metrics.jsonl, and gives the same scalars to a tracker.
 
-    It writes into the folder that it began in only.
+    It refuses to write if the run folder was meanwhile moved or replaced.
     """
 
     def __init__(self, run_dir: Path, *, resume_step: int, tracker: str) -> None:

@@ -15,7 +15,7 @@ _MAX_REASON = 200  # characters
 def apply_options(
     model: SequenceModel, config: TrainConfig, *, window: int, device: torch.device, sharded: bool
 ) -> None:
-    """Switch on what `config` asks for. Raises UserError for what `model` lacks or its parameters need.
+    """Switch on what `config` asks for. Raises UserError if `model` lacks it, or could not train with this config.
 
     window: tokens of one forward; sharded: whether each process has only a part of the weights.
     """
@@ -45,7 +45,7 @@ def apply_options(
             )
         if not parts.compile_layers(window):
             raise UserError(f"train.compile: {name} has no layers that can be compiled; leave it false")
-        # Within a mode that watches torch's operations nothing is compiled.
+        # In a mode that watches torch's operations, such as a FLOP counter, nothing is compiled.
         reason = None if is_in_torch_dispatch_mode() else why_no_compiler(device)
         if reason is not None:
             raise UserError(

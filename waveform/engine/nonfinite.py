@@ -49,7 +49,7 @@ class FiniteWatch:
         return self._skips or self._world.device.type == "cpu"
 
     def look(self, update: Update) -> Update | None:
-        """Remember an update until it is looked at; returns it if that is now, and it was not finite on some rank."""
+        """Look at an update, or remember it for later; returns it if a look finds it not finite on some rank."""
         self._unchecked.append(update)
         return self.first_bad() if self.looks_at_once() else None
 
@@ -71,7 +71,7 @@ class FiniteWatch:
     def skip(self, bad: Update, *, parameters: Iterable[Tensor], state: State, fresh: State) -> State:
         """Leave out an update: returns `state` with the rows that went bad taken from `fresh`.
 
-        Raises Diverged if skipping is not wanted, has gone on for too long, or is useless because `parameters` are bad.
+        Raises Diverged if skipping is not wanted, has gone on for too long, or is useless: `parameters` are not finite.
         """
         if not self._skips:
             raise self._diverged(bad, "training stopped")

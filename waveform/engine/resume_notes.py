@@ -1,4 +1,4 @@
-"""How a resumed run computes as if it had not been interrupted, and what it is told if its results will differ."""
+"""Lets a resumed run compute as if it had not been interrupted, and says if its results will differ."""
 
 import torch
 
@@ -9,11 +9,11 @@ from waveform.system import linear
 from waveform.system.linear import LIBRARIES, PRODUCTS
 from waveform.system.machine import cpu_name
 
-_BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did not note it
+_BEFORE = {"layers": "torch"}  # for checkpoints of versions that did not record it
 
 
 def settle_library(learner: Learner, found: Checkpoint | None) -> None:
-    """Let all ranks multiply by the library of `found`, if that was on such a processor, else by the first's choice."""
+    """Let all ranks multiply by the library of `found`, if it ran on such a processor, or by the first's choice."""
     world = learner.world
     if world.device.type != "cpu" or learner.config.autocast(world.device) is not None:
         return

@@ -25,8 +25,8 @@ from waveform.engine.state_ram import require_ram_for_state
 from waveform.system.errors import UserError
 from waveform.system.ram import require_ram
 
-MAX_SEED = (1 << 43) - 1  # a stream's 64-bit seed is this times a million
-_BLOCK_STEPS = 1024  # drawn before they are handed on
+MAX_SEED = (1 << 43) - 1  # a million times as much, a stream's seed, must fit 64 bits
+_BLOCK_STEPS = 1024  # steps that are drawn before their tokens are handed on
 _PROMPT_STEPS = 4096  # tokens of a prompt read in one call
 
 
@@ -35,7 +35,7 @@ class SamplingConfig(DrawConfig):
     """How streams are sampled."""
 
     seed: int = 0  # stream i's generator is seeded by (seed, i)
-    first_stream: int = 0  # number of the first stream: calls that share the work draw what one would
+    first_stream: int = 0  # number of the first stream, so that several calls can share the work of one
     int8: bool = False  # compute with weights, and what is remembered, in 8 bits: faster on a CPU
 
     def __post_init__(self) -> None:
@@ -59,8 +59,8 @@ def sample(
     """Draw `num_steps` tokens of each of `num_streams` streams -> [B, num_steps] int64 on the CPU.
 
     prompt [n]: tokens that every stream continues. labels [B]: numbers of the streams' labels; None: unknown. on_block
-    receives [B, n] tokens as they are drawn, so that an interruption does not lose them; they are not kept as well, so
-    that use of RAM does not grow with the length, and the result is [B, 0]. Stream i draws from a generator seeded by
+    receives [B, n] tokens as they are drawn, so that an interruption does not lose them; they are not kept here then,
+    so use of RAM does not grow with the length, and the result is [B, 0]. Stream i draws from a generator seeded by
     (config.seed, i) alone; with a decoder that computes rows alike (that of every registered model, in fp32 on a CPU),
     it does not depend on the number of streams. Raises UserError for more than this machine's RAM can hold, and for
     int8 with a model that has no int8 decoder.

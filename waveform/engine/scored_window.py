@@ -32,7 +32,7 @@ class ScoredWindow(NamedTuple):
 
 
 def uses_kernel_threads(model: SequenceModel, *, device: torch.device, autocast: torch.dtype | None) -> bool:
-    """Whether the model shares its work among threads itself there, in kernels of its own."""
+    """Whether the model runs on `device` in kernels of its own, which share their work among threads themselves."""
     return device.type == "cpu" and autocast is None and optional_parts(model).has_own_threads
 
 
@@ -74,7 +74,7 @@ def score_window(
     inputs, targets, scored = (to_device(t, device) for t in (window.inputs, window.targets, window.scored))
     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
         nll, step = scored_forward(_Inputs(inputs, targets, state))
-    # Of a row with padding, some of its loss may be of padded steps, in however many of the model's windows.
+    # A row with padding is left out: its losses may be of padded steps, in any number of the model's own windows.
     whole = scored[:, -1]
     aux = sum((torch.where(whole, loss, 0).sum() for loss in step.aux_losses.values()), torch.zeros((), device=device))
     return ScoredWindow(nll, scored, step.state, aux)

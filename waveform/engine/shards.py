@@ -209,7 +209,7 @@ class Shard:
         self._verified.add(index)
 
     def _read_bytes(self, start: int, num_bytes: int) -> bytes:
-        """Fewer if the file ends before."""
+        """Read `num_bytes` bytes, or fewer if the file ends before."""
         try:
             return os.pread(self._file, num_bytes, start)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""One pass through a token set, window by window with carried state: what evaluation of every kind is made of.
+"""One pass through a token set, window by window with carried state: the basis of every kind of evaluation.
 
 The utterances are dealt in a given order, some of them side by side. Those begin together, so their rows are always
 equally far: none waits for another to fill its memories, and what a row computes does not depend on what others hold.
@@ -28,7 +28,7 @@ class DealtWindow:
     window: Window
     utterances: list[int]  # index of the utterance that each row reads
     start: int  # place of the window's first token in every row's utterance
-    rows: list[int] | None  # rows of the previous window that continue as these; None: all of them, or none
+    rows: list[int] | None  # rows of the previous window that go on as these; None: all, or none at a first window
 
 
 def deal(

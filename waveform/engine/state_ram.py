@@ -6,10 +6,10 @@ from waveform.engine.interface import SequenceModel, state_tensors
 from waveform.system.errors import UserError
 from waveform.system.ram import machine_bytes, require_ram
 
-# Tokens of one call that make it fast: with fewer the time goes into starting operations, with more what they hand to
-# each other no longer fits a CPU's cache.
+# Tokens with which a call is fast: with fewer, it takes most of its time to start operations; with more, what they hand
+# to each other no longer fits a CPU's cache.
 _TOKENS_PER_CALL, _TOKENS_PER_GPU_CALL = 4096, 32768
-_STATE_SHARE = 8  # one part in so many of the memory is for the state; a call holds the old one, the new one, and more
+_STATE_SHARE = 8  # the state gets an eighth of the memory: a call holds the old state, the new one, and much more
 
 
 def row_bytes(model: SequenceModel) -> int:
@@ -22,7 +22,7 @@ def row_bytes(model: SequenceModel) -> int:
 
 
 def require_ram_for_state(model: SequenceModel, rows: int) -> None:
-    """Raises UserError if the state of `rows` rows would not fit the RAM that there is: sizes set too high."""
+    """Raises UserError if the state of `rows` rows would not fit this machine's RAM."""
     require_ram(
         rows * row_bytes(model),
         what=f"the model's memories of {rows} rows",
@@ -31,7 +31,7 @@ def require_ram_for_state(model: SequenceModel, rows: int) -> None:
 
 
 def fast_rows(model: SequenceModel, *, window: int, device: torch.device) -> int:
-    """Rows for calls of `window` tokens, from sizes alone, so that a command gives the same figures each time."""
+    """Rows with which calls of `window` tokens are fast: from sizes alone, so that figures are the same each time."""
     is_cuda = device.type == "cuda"
     present = torch.cuda.get_device_properties(device).total_memory if is_cuda else machine_bytes()
     fitting = present // (_STATE_SHARE * max(row_bytes(model), 1))

@@ -72,7 +72,7 @@ class _Cursor(msgspec.Struct):
 
 
 def check_sizes(config: BaseTrainConfig, *, window: int, num_ranks: int) -> None:
-    """Raises UserError if no stream can have these sizes, or this machine not the RAM for the chunks of an update."""
+    """Raises UserError if no stream can have these sizes, or if the RAM for the chunks of an update is lacking."""
     batch_size, chunk = config.batch_size, config.chunk
     if chunk % window:
         raise UserError(f"train.chunk={chunk} is not a multiple of the window, {window} tokens")
@@ -147,7 +147,7 @@ class TokenStream:
         self._first_scored = min(window - 1, round((1 - config.loss_share) * window))
         self._label_dropout = config.label_dropout
         self._at = _Cursor(mode, 0, 0, [-1] * batch_size, [0] * batch_size)
-        # What is dealt of each utterance: the whole of it, its chunks, or its tokens.
+        # How many items are dealt of each utterance: one (all of it), its chunks, or its tokens.
         dealt = {"utterance": [1] * len(tokens), "chunk": [-(-n // chunk) for n in tokens.lengths]}
         self._first = np.concatenate([[0], np.cumsum(dealt.get(mode, tokens.lengths))])
         self._part = [row * tokens.num_tokens // batch_size for row in range(batch_size + 1)]  # where it begins
@@ -238,12 +238,12 @@ class TokenStream:
         return index, number * self._chunk
 
     def _find(self, number: int) -> tuple[int, int]:
-        """The utterance in which the item or token `number` is, and which of the utterance's it is."""
+        """The utterance that holds item (or token) `number`, and the item's place among those of the utterance."""
         index = int(np.searchsorted(self._first, number, side="right")) - 1
         return index, number - int(self._first[index])
 
     def _play_parts(self) -> list[list[Span]]:
-        """One window of all rows in the mode `carry`; a row's part begins anew wherever it ends."""
+        """One window of all rows in the mode `carry`; at the end of its part, a row begins the part again."""
         at, rows = self._at, []
         num_ended = (at.start[0] + self._window) // self._part_length[0]  # passes, by the first row
         for row, part_length in enumerate(self._part_length):

@@ -30,7 +30,7 @@ from waveform.system.signals import StopRequest
 
 
 class TokenLearner(Learner):
-    """A loss or gradient that is not finite never reaches a checkpoint or an evaluation.
+    """Trains a model on a token stream. A loss or gradient that is not finite reaches no checkpoint and no evaluation.
 
     `train.on_nonfinite=stop` raises Diverged: on a CPU at that step, on a GPU at the latest when figures are next
     logged, because looking makes it wait. `skip` looks at every step: if one is not finite on any rank, all ranks leave
@@ -97,7 +97,7 @@ class TokenLearner(Learner):
     def accumulate_gradients(self, chunks: list[Chunk]) -> Tensor:
         """Forward and backward of `chunks`; gradients are of the mean over all ranks' tokens.
 
-        Returns the sums that `update` returns.
+        Returns the sums that `_update` returns.
         """
         config, device = self.config, self.world.device
         num_scored = max(sum(chunk.num_scored for chunk in chunks), 1)
@@ -105,7 +105,7 @@ class TokenLearner(Learner):
         num_whole = max(sum(chunk.num_whole for chunk in chunks), 1)
         sums = torch.zeros_like(self.sums)
         self._row_nats = []
-        if not self.module.training:  # setting it walks all modules
+        if not self.module.training:  # train() visits every module
             self.module.train()
         for begin in range(0, len(windows), config.unroll):
             group = windows[begin : begin + config.unroll]
@@ -157,7 +157,7 @@ class TokenLearner(Learner):
 
     @contextmanager
     def evaluated(self, tokens: TokenSet, stop: StopRequest) -> Iterator[Evaluation]:
-        """Score `tokens` of the validation split; within, all weights are gathered, for what the first rank does alone.
+        """Score `tokens` of the validation split; within the block, sharded weights are gathered for the first rank.
 
         Raises Stopped, on every rank, if a stop is asked for.
         """

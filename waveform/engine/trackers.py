@@ -1,6 +1,6 @@
 """Where curves, sounds and pictures of a training are shown, besides metrics.jsonl: TensorBoard, Trackio or wandb.
 
-`metrics.jsonl` is what waveform itself reads; a service that fails ends nothing.
+waveform itself reads only `metrics.jsonl`, so training goes on if a service fails.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ TRACKERS = ("tensorboard", *SERVICES, "none")
 
 
 class Tracker:
-    """What shows a training: as it is, of `train.log=none`, nothing."""
+    """Shows how a training goes. This base class shows nothing, as `train.log=none` asks."""
 
     def add_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Show points of curves, by name."""
@@ -43,7 +43,7 @@ class Tracker:
 
 
 class EventFile(Tracker):
-    """A new TensorBoard event file in `folder`, written at once. Raises UserError, naming it, if the disk refuses.
+    """A new TensorBoard event file in `folder`, with each event written at once. Raises UserError if the disk refuses.
 
     TensorBoard's own writer writes from a thread: a full disk there ends the thread with a traceback, comes to light
     some events later, without the file's name, and what was queued is lost.
@@ -93,9 +93,9 @@ class EventFile(Tracker):
 
 
 class Service(Tracker):
-    """Trackio or wandb, which have one interface: project and run are called as the folders are.
+    """Trackio or wandb, which share one interface. Project and run are named after the folders.
 
-    Trainings in turn have a run each: nothing here is the one current run that these packages keep.
+    Trainings that take turns have a run each, so the one current run that these packages keep is not used.
 
     wandb works offline, into the run folder, unless WANDB_MODE says otherwise; Trackio keeps all of it on this machine.
     """
@@ -109,7 +109,7 @@ class Service(Tracker):
         given: dict[str, Any] = {"project": run_dir.parent.name or "waveform", "name": run_dir.name, "resume": "allow"}
         if name == "wandb":
             given |= {
-                "id": hashlib.blake2b(os.fsencode(run_dir), digest_size=8).hexdigest(),  # resumed as the run is
+                "id": hashlib.blake2b(os.fsencode(run_dir), digest_size=8).hexdigest(),  # the same when a run resumes
                 "dir": str(run_dir),
                 "mode": os.environ.get("WANDB_MODE", "offline"),
                 "reinit": "create_new",
@@ -118,7 +118,7 @@ class Service(Tracker):
 
     def _begin(self, given: dict[str, Any]) -> None:
         self._module = import_module(self._name)
-        # In a context of its own, where Trackio knows of no other run, which it would end
+        # In a context of its own, in which Trackio knows of no other run: it would end that
         self._run = Context().run(self._module.init, **given)
 
     def _try(self, call: Callable[[], Any]) -> None:
@@ -130,7 +130,7 @@ class Service(Tracker):
             self._failed = True
             print(
                 f"warning: logging to {self._name} has stopped ({' '.join(str(error).split())[:200]}); "
-                "metrics.jsonl has all of it",
+                "metrics.jsonl has everything",
                 file=sys.stderr,
             )
 
@@ -152,11 +152,11 @@ class Service(Tracker):
 def require_installed(name: str) -> None:
     """Raises UserError for a service whose package is not installed."""
     if name in SERVICES and find_spec(name) is None:
-        raise UserError(f'train.log={name} needs it: pip install "waveform[{name}]"')
+        raise UserError(f'train.log={name}: {name} is not installed; install it with pip install "waveform[{name}]"')
 
 
 def open_tracker(name: str, run_dir: Path, *, purge_step: int) -> Tracker:
-    """One of `TRACKERS`; purge_step: TensorBoard is to forget what earlier files hold of that step and later ones."""
+    """Open the one of `TRACKERS` that has this name; purge_step: as in `EventFile`."""
     if name == "tensorboard":
         return EventFile(run_dir / "tensorboard", purge_step=purge_step)
     return Service(name, run_dir) if name in SERVICES else Tracker()

@@ -43,22 +43,22 @@ class BaseTrainConfig:
     lr: _Positive = 3e-4  # peak learning rate of Adam
     lr_floor: _FromZero = 1e-6  # learning rate at which warm-up begins and the cosine ends
     beta2: _Share = 0.999  # decay of Adam's second moment
-    warmup_steps: _Steps = 4000
+    warmup_steps: _Steps = 4000  # steps of linear warm-up, from lr_floor to lr
     # length of the cosine; null: the steps that max_steps leaves after warm-up, or max_seconds if that is null too
     decay_steps: _Steps | None = None
     lr_change_at: _Steps | None = None  # step from which the learning rate is lr_after (Figure 3's study); null: never
-    lr_after: _FromZero = 0.0
+    lr_after: _FromZero = 0.0  # learning rate from lr_change_at on
     clip_norm: _Positive = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
     aux_weight: _FromZero = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
     checkpoint_every: _Count = 1000  # steps
-    keep_checkpoints: _Count = 2
+    keep_checkpoints: _Count = 2  # how many of the newest checkpoints are kept
     log_every: _Count = 20  # steps
     # tensorboard | trackio | wandb | none: where to show curves and sounds, in addition to metrics.jsonl
     log: Annotated[str, one_of(*TRACKERS)] = "tensorboard"
     device: Annotated[str | None, _DEVICE] = None  # cpu | cuda | mps (Apple); null: a CUDA GPU if there is one
     timeout_s: _Timeout = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives up the job
 
-    # What `TrainConfig` makes settings of, where there is nothing to choose.
+    # Settings of `TrainConfig`, fixed for runs in which there is nothing to choose.
     state, sharding = "utterance", "none"
     update_period, compile = 1, False
     evaluate_every = math.inf  # never
@@ -134,7 +134,7 @@ class TrainConfig(BaseTrainConfig):
     evaluate_tokens: _Steps | None = 2_000_000
     # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
     precision: Annotated[str, one_of("auto", "fp32", "bf16")] = "auto"
-    # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
+    # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread over the processes
     sharding: Annotated[str, one_of("none", "fsdp")] = "none"
     checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
     compile: bool = False  # torch.compile for the layers' forward and backward; the first steps wait for it

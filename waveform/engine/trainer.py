@@ -1,6 +1,6 @@
-"""The training loop, of every learner: `Trainer.step`. Several trainers may take turns (engine/turns.py).
+"""The training loop, for every kind of learner: `Trainer.step`. Several trainers may take turns (engine/turns.py).
 
-engine/learner.py learns, engine/metrics.py has the log, engine/checkpoint.py the rest.
+engine/learner.py makes updates, engine/metrics.py writes the log, engine/checkpoint.py saves and restores.
 """
 
 import sys
@@ -60,8 +60,8 @@ class Trainer:
         self._context, self.shows_progress = context, self.world.shows
         self._validate = validate if self.config.evaluate_tokens != 0 else None
         self._evaluation_due = False  # and not made yet: a stop may come first
-        self._looked_s = 0.0  # of training, when it was last looked whether an evaluation is due
-        self._log: MetricsLog | None = None  # of the first rank, while training is open
+        self._looked_s = 0.0  # training time at the last look whether an evaluation is due
+        self._log: MetricsLog | None = None  # on the first rank, while training is open
         self._stop, self.progress = StopRequest(), Progress("train", total=None, unit="", enabled=False)
         self.saved_step: int | None = None  # None: nothing was saved yet
         self.saved_s = 0.0  # of training, at the last checkpoint
@@ -113,7 +113,7 @@ class Trainer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Within, `step` may be called: torch's random numbers are this training's, whoever trained since the last."""
+        """Within, `step` may be called: torch's random numbers are this training's, whoever had the turns between."""
         checkpoint.set_random_state(self._random_numbers, self.world.device)
         try:
             with explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where):
@@ -122,7 +122,7 @@ class Trainer:
             kept = checkpoint.newest(self._context.run_dir)
             where = f"step {kept.step} in {kept.folder}" if kept else "none was saved yet"
             raise Diverged(f"{error}. Last good checkpoint: {where}") from None
-        self.learner.wait_for_device()  # or the next trainer's time would have work of this one in it
+        self.learner.wait_for_device()  # or this trainer's work would count as time of the next
         self._random_numbers = checkpoint.random_state(self.world.device)
 
     def _where(self) -> str:
@@ -132,8 +132,8 @@ class Trainer:
     def step(self) -> bool:
         """Make an update, with what is due right after it, or a due evaluation; returns whether training goes on.
 
-        Ranks agree on it, and at every step: a scheduler gives them half a minute to stop. A signal comes first: the
-        evaluation remains due.
+        Ranks agree at every step on what to do, because a scheduler gives them half a minute to stop. A signal comes
+        before an evaluation, which then remains due.
         """
         learner, config = self.learner, self.config
         finished, stopped_by, evaluates, microseconds = self.world.largest(
@@ -167,7 +167,7 @@ class Trainer:
         return self.learner.seconds if self.config.max_steps is None else self.learner.step
 
     def _end(self, stopped_by: int) -> None:
-        """Save, and evaluate if training was not stopped; then `result` is there."""
+        """Save, evaluate if training was not stopped, and set `result`."""
         learner, say = self.learner, self.progress.write
         if stopped_by and self.saved_step != learner.step:
             say(f"asked to stop: saving step {learner.step}")
@@ -210,7 +210,7 @@ class Trainer:
         return f"{words}{rate:,.0f} {self._context.unit}s/s{real_time}"
 
     def _evaluate(self) -> None:
-        """Evaluate, unless the log has it: a process killed right after its record resumes at the same step.
+        """Evaluate, unless the log has this step's: a process killed after it wrote that resumes at the same step.
 
         If a stop is asked for, it ends early and the evaluation remains due.
         """
@@ -244,7 +244,7 @@ def _passed(every: float | None, before: float, now: float) -> bool:
 
 
 def progress_of(trainers: Sequence[Trainer]) -> Progress:
-    """One display: what they have used of their budgets together."""
+    """One display for all: how much of their budgets they have used together."""
     totals, units = zip(*(trainer.config.budget for trainer in trainers), strict=True)
     done, shown = sum(trainer.done for trainer in trainers), trainers[0].shows_progress
     return Progress("train", total=sum(totals), unit=units[0], initial=done, enabled=shown)

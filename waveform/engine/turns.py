@@ -7,7 +7,8 @@ from waveform.engine.trainer import Trainer, TrainResult, progress_of
 from waveform.system.signals import signals_ask
 
 SLICE_S = 2.0
-# Of a run's training: what a kill, or an error in another run, costs at most. Saving 40M parameters takes 1 or 2.
+# Training time between saves of a run: what a kill, or an error in another run, costs at most. A save takes 1 or 2 s
+# for 40M parameters.
 SAVE_EVERY_S = 30.0
 _SHARE_STEPS = 1 << 20  # ranks compare whole numbers
 
@@ -16,8 +17,8 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
     """Train each until its budget is used up or a signal asks to stop; either way the last state of all is saved.
 
     The next slice goes to the one that has used the least share of its budget, so a resumed run that is behind catches
-    up first. What does not depend on the clock is bit for bit what `run` gives. Raises what a trainer raises; then
-    the others continue from what they saved last.
+    up first. Results that do not depend on the clock are bit for bit those of `run`. Raises what a trainer raises; the
+    next call continues the others from what they saved last.
     """
     training = dict(trainers)
     with signals_ask() as stop, progress_of([*trainers.values()]) as progress, ExitStack() as opened:

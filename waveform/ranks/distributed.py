@@ -27,7 +27,7 @@ from waveform.system.signals import die_with_parent
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0  # a rank that keeps the others waiting this long in training hangs
-SCORING_TIMEOUT_S = 7200.0  # one rank scores a document, and the others may have finished theirs long ago
+SCORING_TIMEOUT_S = 7200.0  # one rank may still score a document when the others have long finished theirs
 # While ranks find each other, and while the first one prepares data, writes or draws a sample, being slow does not mean
 # hanging.
 _PATIENCE = timedelta(hours=2)
@@ -70,7 +70,7 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
 
 @dataclass(frozen=True)
 class World:
-    """This process among those of the job; a job of one process needs no torchrun."""
+    """This process among the job's, as its rank; a job of one process needs no torchrun."""
 
     rank: int = 0
     size: int = 1
@@ -142,7 +142,7 @@ class World:
     def barrier(self) -> None:
         """Wait for every rank as long as in training. Raises RuntimeError as a reduction does if one does not come."""
         if self.size > 1:
-            # Gloo's, which names the missing rank; dist.monitored_barrier of older versions refuses a group with NCCL.
+            # Gloo's barrier names the missing rank; dist.monitored_barrier of older torch refuses a group with NCCL.
             self.group.monitored_barrier()  # type: ignore[attr-defined]  # torch has it without naming it in its types
 
     @contextmanager

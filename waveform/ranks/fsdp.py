@@ -40,7 +40,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], *, world: World) -> "Grad
 
 
 def _sharded(root: nn.Module) -> "list[FSDPModule]":
-    """The sharded modules in `root`, which comes first if it is one."""
+    """The sharded modules in `root`; it is the first of them if it is sharded itself."""
     return [cast("FSDPModule", module) for module in root.modules() if hasattr(module, "unshard")]
 
 

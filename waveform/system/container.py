@@ -26,7 +26,7 @@ def cpu_limit(root: Path = _ROOT) -> float | None:
 def _limits(root: Path, controller: str, *, v1: tuple[str, ...], v2: tuple[str, ...]) -> Iterator[list[int]]:
     """The numbers in the files of each of the process's groups that has a limit, from its own up to the root.
 
-    A container may see the host's path of its group, of which it has nothing but its own group, as the root.
+    A container may be told the host's path of its group, although only that group is visible to it, as the root.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")

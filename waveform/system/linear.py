@@ -1,4 +1,4 @@
-"""Linear layers, by the library whose matrix products are faster on this processor: timed once, and kept on disk.
+"""Linear layers, by the library that multiplies matrices faster on this processor; the choice is timed once and kept.
 
 On a CPU torch multiplies fp32 matrices with MKL, which on a Zen 5 reaches less than half of what oneDNN does, which
 torch brings too; on an Intel Xeon MKL is the faster one (results/notes.md), and a processor's name does not tell. They
@@ -40,7 +40,7 @@ taken: str | None = None  # the library that this process takes; None: not decid
 
 
 class Linear(nn.Linear):
-    """torch's, with the faster product."""
+    """torch's linear layer, with the faster library's matrix products."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -60,7 +60,7 @@ def _takes_onednn(x: Tensor, *, num_multiplications: int) -> bool:
         and x.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not is_in_torch_dispatch_mode()  # it would not know the operation
+        and not is_in_torch_dispatch_mode()  # a FLOP counter would not know the operation
         and fastest_library() == "onednn"
     )
 
@@ -71,7 +71,7 @@ def _onednn(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tenso
 
 
 def _dense(x: Tensor) -> Tensor:
-    """`x`, or a copy if its rows have gaps between them, for which oneDNN only has a reference 1,000 times as slow."""
+    """`x`, or a copy if there are gaps between its rows, which oneDNN multiplies by a reference 1,000 times as slow."""
     return x if x.is_contiguous() or (x.dim() == 2 and x.t().is_contiguous()) else x.contiguous()
 
 
@@ -95,7 +95,7 @@ class _OneDnnLinear(torch.autograd.Function):
 
 
 def fastest_library() -> str:
-    """The library to take. At its first use on a machine they are timed, in seconds, which a line on stderr says."""
+    """The library to use. On a machine's first use both are timed for some seconds, which a line on stderr reports."""
     global taken
     if taken is None:
         if os.environ.get(SETTING) == "0":
@@ -119,7 +119,7 @@ def _find() -> str:
         best = LIBRARIES[0]
     if os.environ.get("RANK", "0") == "0":
         figures = ", ".join(f"{library} {1000 * each:.1f} ms" for library, each in seconds.items())
-        say(f"{PRODUCTS} by {best} here, timed once: {figures} ({SETTING}=0 turns this off)", sys.stderr)
+        say(f"matrix products by {best} here, timed once: {figures} ({SETTING}=0 turns this off)", sys.stderr)
     kept[PRODUCTS] = best
     if file is not None:
         with suppress(UserError):  # the next process times again
@@ -128,7 +128,7 @@ def _find() -> str:
 
 
 def _file() -> Path | None:
-    """In the folder in which numba keeps what it compiles; None if there is none that can be written to."""
+    """A file in the folder in which numba keeps what it compiles; None if no such folder can be written to."""
     import numba  # here: it takes a while
 
     try:
@@ -140,7 +140,7 @@ def _file() -> Path | None:
 def _time() -> dict[str, float]:
     """Seconds that each library takes: medians of calls in turn, by the clock of this thread, whatever else runs."""
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # others would not be on the clock
+    torch.set_num_threads(1)  # the clock counts no other thread
     try:
         with torch.inference_mode(False), torch.enable_grad():
             calls = _calls()
@@ -157,7 +157,7 @@ def _time() -> dict[str, float]:
 
 
 def _calls() -> dict[str, Callable[[], object]]:
-    """A layer of a 40M model and its gradient, by each library that there is here."""
+    """A layer of a 40M model and its gradient, by each library that is available."""
     x, weight = torch.ones(768, 384, requires_grad=True), torch.ones(1536, 384, requires_grad=True)
 
     def by(layer: Callable[..., Tensor]) -> Callable[[], object]:

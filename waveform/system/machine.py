@@ -1,4 +1,4 @@
-"""What a figure was measured on: processor, memory, accelerator, versions, and how much memory this process took."""
+"""What a figure was measured on: processor, RAM, accelerator and versions; and how much RAM this process took."""
 
 import os
 import platform
@@ -64,7 +64,7 @@ def cpu_name() -> str:
 
 
 def _said(file: str, field: str) -> str | None:
-    """What a file of /proc says of `field`, the first time; None if it does not, or there is none."""
+    """The first value of `field` in a file of /proc; None if the field or the file does not exist."""
     with suppress(OSError):
         found = re.search(rf"^{field}\s*: *(.*)$", Path(file).read_text(), re.MULTILINE)
         return found and found[1].strip()

@@ -1,4 +1,4 @@
-"""What installed packages add: `entry_points` as importlib's, which reads the files of all packages at every call."""
+"""What installed packages add: `entry_points` as importlib's, which would read the files of all packages each time."""
 
 import functools
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def entry_points(**parameters: Any) -> metadata.EntryPoints:
-    """Those of a group, or of a name too; parameters: as of `importlib.metadata.entry_points`."""
+    """The entry points of a group, or of a group and a name; parameters: as of `importlib.metadata.entry_points`."""
     return _of_all_packages(tuple(sys.path)).select(**parameters)
 
 

@@ -8,8 +8,8 @@ from waveform.system.console import say
 
 _IN_PLACE_INTERVAL_S = 0.1
 _PLAIN_INTERVAL_S = 10.0  # in logs, CI and notebooks
-_SETTLED_S = 300  # from when on the start counts little; sooner, after half a percent of the work
-_CLEAR = "\r\x1b[K"  # what is in the cursor's line
+_SETTLED_S = 300  # no ETA before that, or half a percent of the work: a slow start would spoil it
+_CLEAR = "\r\x1b[K"  # clears the cursor's line
 
 
 class Progress:
@@ -58,7 +58,7 @@ class Progress:
         return f"{self.about}: {text}" if self.about else text
 
     def write(self, line: str) -> None:
-        """Print a line above that of the progress."""
+        """Print a line above the progress line."""
         if self._enabled:
             say(f"{_CLEAR if self._in_place else ''}{self._named(line)}", sys.stderr)
 
@@ -84,12 +84,12 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._initial < self._shown < self._done:  # what is shown is of an earlier moment
+        if self._initial < self._shown < self._done:  # what was shown last is out of date
             self._show()
         if self._in_place and self._shown > self._initial:
             say("", sys.stderr)
 
 
 def _amount(number: float) -> str:
-    """Whole if it is or if it is large, so that parts of a second show but parts of a token do not."""
+    """Without decimals if it is whole or at least 10, so that parts of a second show but parts of a token do not."""
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.2f}"

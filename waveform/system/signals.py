@@ -18,7 +18,7 @@ from typing import NoReturn
 from waveform.system.console import drop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# torchrun forwards a signal to its processes, which the scheduler or the terminal may have sent it already.
+# torchrun forwards signals to its processes, to which the scheduler or the terminal may have sent them already.
 _ECHO_S = 1.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PATIENCE_S = 5  # seconds for the exception to reach the command
@@ -83,7 +83,7 @@ def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
 def die_with_parent() -> None:
     """Have Linux send this process SIGTERM when the torchrun that started it ends.
 
-    If torchrun is killed, or interrupted while it starts its processes, it leaves them behind, and they would train on.
+    If torchrun is killed, or interrupted while it starts its processes, it leaves them behind, and they go on training.
     """
     if not _under_torchrun() or not sys.platform.startswith("linux"):
         return

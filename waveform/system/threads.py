@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-_lent = 0  # threads that torch leaves to kernels; 0: it leaves none, and both use its number
+_lent = 0  # threads that torch leaves to kernels; 0: none, so both use as many as torch has
 
 
 def kernel_threads() -> int:
-    """Threads for kernels."""
+    """How many threads kernels may use."""
     return _lent or torch.get_num_threads()
 
 
@@ -21,8 +21,8 @@ def kernel_threads() -> int:
 def torch_in_one_thread() -> Iterator[None]:
     """While open, torch's operations run in one thread, and kernels in as many as torch had.
 
-    Those of a small model are too short to be shared, and a thread that waits for torch's next one spins: it keeps a
-    kernel from its core.
+    A small model's operations are too short to be shared, and torch's threads spin while they wait for the next one,
+    which keeps kernels from the cores.
     """
     global _lent
     if _lent:
@@ -47,5 +47,5 @@ def run_parts(kernel: Callable[[Any, int, Any], None], num_parts: int, phase: An
 
 @functools.cache
 def _pool(process: int, num_threads: int) -> ThreadPoolExecutor:
-    """Those of this process: a fork has none of its parent's."""
+    """Threads of this process: a fork has none of its parent's."""
     return ThreadPoolExecutor(num_threads, thread_name_prefix="kernel")

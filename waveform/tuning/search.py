@@ -3,8 +3,8 @@
     DIR/study.db       what each trial drew, its figures and how it ended: an Optuna study in SQLite
     DIR/trial-000 ...  its runs
 
-A search that was interrupted goes on where it was: the trial that had not ended is resumed, like any run. Several
-machines can share a study in a database, each with a DIR of its own that has the runs of its trials.
+A search that was interrupted goes on where it stopped: the trial that had not ended is resumed, like any run. Several
+machines can share a study in a database, each with a DIR of its own for the runs of its trials.
 """
 
 import math
@@ -53,11 +53,11 @@ _LOCK_FILE = ".tune.lock"
 _PREPARED = ".prepared"  # ending of a data set that was prepared for the search
 _PATIENCE_S = 2.0
 _MOST_TOKENS = 2_000_000  # about how much of the validation split a trial is judged by
-_NUM_LOOKS = 5  # parts of the budget; after each but the last there is a look, and a trial may be pruned,
-_FIRST_PRUNED = 2  # but not at the first: warm-up and a high learning rate still hide what a trial comes to
-_UNPRUNED = (2, 5)  # the first third of the trials is not pruned, but at least and at most so many
+_NUM_LOOKS = 5  # parts of the budget; after each but the last, a trial is looked at, and may be pruned,
+_FIRST_PRUNED = 2  # but not at the first look: warm-up and a high learning rate still hide how good a trial will be
+_UNPRUNED = (2, 5)  # the first third of the trials is never pruned, or at least and at most so many
 _BY_BUDGET = ("train.max_steps", "train.max_seconds", "train.evaluate_every", "train.evaluate_every_seconds")
-# What trials have instead of their preset's, unless the user gives it. 100,000 samples take a second or two on a CPU.
+# Settings of trials in place of their preset's, unless the user gives them. 100,000 samples take 1 or 2 s on a CPU.
 _DEFAULTS = ("train.checkpoint_every=1000", "train.keep_checkpoints=1", "train.evaluate_tokens=100000")
 
 
@@ -140,7 +140,7 @@ class _Search:
     world: World
 
     def check_alone(self) -> None:
-        """Raises UserError for a choice, or an end of a range, that a run would refuse even without the others."""
+        """Raises UserError for a choice, or an end of a range, that a run refuses even if nothing else is varied."""
         for drawn in self.space.each_alone():
             try:
                 self._checked(drawn)
@@ -154,7 +154,7 @@ class _Search:
         return [*self.request.overrides, *self.space.overrides(drawn), *limits]
 
     def _checked(self, drawn: dict[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
-        """The configuration of a trial, with looks at the validation split. Raises UserError if a run would refuse."""
+        """The configuration of a trial, with looks at the validation split. Raises UserError if a run refuses it."""
         every_s = self.config.budget_s / _NUM_LOOKS
         looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={every_s:g}")
         settings = [*_DEFAULTS, *self._settings(drawn), *looks]
@@ -198,7 +198,7 @@ class _Search:
             storage.engine.dispose()
 
     def _begun(self, storage: RDBStorage) -> Study:
-        """Open the study, or begin it. Raises UserError if it is one of other settings or other data."""
+        """Open the study, or begin it. Raises UserError if it was begun with other settings or other data."""
         fewest, most = _UNPRUNED
         num_unpruned = min(max(self.config.trials // 3, fewest), most)
         study = optuna.create_study(
@@ -241,7 +241,7 @@ class _Search:
         # Seeded for each trial: a search that goes on would otherwise draw its first trials once more.
         seed = random.Random(f"{self.config.seed} {trial.number}").getrandbits(32)
         self._study.sampler = optuna.samplers.TPESampler(seed=seed)
-        self._run_dir(trial.number).mkdir(exist_ok=True)  # it is this folder's
+        self._run_dir(trial.number).mkdir(exist_ok=True)  # shows that the trial belongs to this folder's search
         return trial
 
     def _run_trial(self, trial: Trial, drawn: dict[str, Any]) -> None:
