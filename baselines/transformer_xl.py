@@ -78,7 +78,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
     def _encode_positions(self, config: TransformerXLConfig) -> None:
         """Give every layer an attention that knows positions in another way."""
         d_model, num_heads = config.d_model, config.num_heads
-        if config.position == "absolute":  # as large as the embeddings begin
+        if config.position == "absolute":  # as large as the embeddings are at first
             of_norm = 1.0 if config.norm == "post" else INIT_STD
             self._scale_of_positions = INIT_STD * math.sqrt(d_model) if config.tie_embeddings else of_norm
         for layer in self.layers:

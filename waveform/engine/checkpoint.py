@@ -56,7 +56,7 @@ class TrainingProgress(msgspec.Struct, kw_only=True):
     cursor: dict[str, Any]  # of the stream
     skipped: tuple[int, int] = (0, 0)  # steps in all, and consecutive ones up to this one
     since_log: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # `Learner.sums`
-    waited_s: Annotated[float, msgspec.Meta(ge=0, lt=1e12)] = 0.0  # for a core, since the last record
+    waited_s: Annotated[float, msgspec.Meta(ge=0, lt=1e12)] = 0.0  # seconds of waiting for a core since the last record
     evaluation_due: bool = False  # at this step, and not done yet
     weights_only: bool = False  # exported without what only training needs
     run: Any = None  # the settings that the run was trained with; older versions did not record them

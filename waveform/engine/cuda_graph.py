@@ -16,7 +16,7 @@ from waveform.engine.interface import Decoder
 GRAPH_STEPS = 16  # steps of a captured graph; divides the usual windows, so that single steps are rare
 _WARM_STEPS = 3  # taken before a capture, because libraries may not initialise during one
 STEPS_TO_CAPTURE = _WARM_STEPS + GRAPH_STEPS + 1  # a first call of this many steps captures all that later ones need
-_MAX_STEPS = 1024  # of one call of the loop
+_MAX_STEPS = 1024  # steps of one call of the loop
 
 
 def capture_cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
@@ -63,7 +63,7 @@ class CudaGraphLoop:
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._uniform = torch.empty(_MAX_STEPS, num_rows, device=device)
         self._drawn = torch.empty(_MAX_STEPS, num_rows, dtype=torch.int64, device=device)
-        self._next_row = torch.zeros(1, dtype=torch.int64, device=device)  # of both
+        self._next_row = torch.zeros(1, dtype=torch.int64, device=device)  # of both buffers
         self._warm_steps_left = _WARM_STEPS
         self._replays: dict[int, Callable[[], None]] = {}  # by number of steps
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from waveform.system.errors import UserError
 
-LARGEST_WEIGHT = 2**40  # of a class, in `weights`: sums of 8 million fit into 64 bits
+LARGEST_WEIGHT = 2**40  # of a class, in `weights`: sums over 8 million classes fit into 64 bits
 
 
 @dataclass(frozen=True)

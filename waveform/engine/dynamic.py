@@ -88,7 +88,7 @@ def evaluate_dynamically(
         own_rows = None if rows is None else max(1, len(range(world.rank, rows, world.size)))
         windows = deal(tokens, own, window=config.window, rows=own_rows, chunk=config.reset_every)
         scored = score_once(learner, windows, device=world.device, autocast=config.autocast)
-        # What all ranks read together; a rank without a row of it waits for the others' gradients.
+        # The windows that all ranks read together; a rank without a row in one waits for the others' gradients.
         for everyone in deal(tokens, order, window=config.window, rows=rows, chunk=config.reset_every):
             num_scored, num_whole = int(everyone.window.scored.sum()), int(everyone.window.whole.sum())
             loss = torch.zeros(())

@@ -135,8 +135,8 @@ def evaluate(
     """Score every token of `tokens` once.
 
     classes: to sum NLL by class as well. Each rank scores every world.size-th utterance (if they are one stream, the
-    first rank scores all of them), and every rank gets the whole result. Raises Stopped, on every rank, if one of them
-    was asked to stop.
+    first rank scores all), and every rank gets the whole result. Raises Stopped, on every rank, if `stop` was asked of
+    one.
     """
     world = world or World()
     one_stream = config.protocol == "carry"

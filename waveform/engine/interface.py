@@ -168,7 +168,7 @@ class OptionalParts:
         return []
 
     def prepare_kernels(self) -> None:
-        """Compile what training in fp32 on a CPU will need, so that it is no part of the first step's time."""
+        """Compile what training in fp32 on a CPU will need, so that the first step's time does not include it."""
 
     def compile_layers(self, window: int) -> bool:
         """Train from now on with layers compiled by torch.compile, in calls of `window` tokens (train.compile).

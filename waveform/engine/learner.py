@@ -24,7 +24,7 @@ from waveform.system.threads import torch_in_one_thread
 class Learner(ABC):
     """Every rank has one, and all make the same calls at the same time."""
 
-    unit = "token"  # what is counted by `tokens_seen`
+    unit = "token"  # what `tokens_seen` counts
     state: State  # of this rank's rows
 
     def __init__(

@@ -29,7 +29,7 @@ class Update(NamedTuple):
     """What shows whether an update was finite, and where in the data it was not."""
 
     step: int  # before it
-    spans: list[list[list[Span]]]  # that each row read in each window, [windows][B]
+    spans: list[list[list[Span]]]  # what each row read in each window, [windows][B]
     num_chunks: int
     sums: Tensor  # not finite if a loss of this rank, or a gradient of any rank, is not
     row_nats: Tensor  # [windows, B] nats of this rank's rows
@@ -111,11 +111,11 @@ class FiniteWatch:
             return "in a gradient (every row's loss is finite)"
         described = []
         for row in rows[:3]:
-            read: dict[str, list[int]] = {}  # from where to where, of each utterance
+            read: dict[str, list[int]] = {}  # utterance -> both ends of each span of it
             for span in (span for window in bad.spans for span in window[row]):
                 read.setdefault(self._tokens.names[span.utterance], []).extend((span.start, span.stop))
             texts = [f"tokens {min(ends)} to {max(ends)} of {name!r}" for name, ends in read.items()]
-            number = self._world.rank * bad.row_nats.shape[1] + row  # of the rows of all ranks
+            number = self._world.rank * bad.row_nats.shape[1] + row  # counted over the rows of all ranks
             described.append(f"row {number} ({', '.join(texts[:3])}{', ...' if len(texts) > 3 else ''})")
         more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
         return f"in {', '.join(described)}{more}"

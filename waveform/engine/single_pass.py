@@ -41,7 +41,7 @@ def deal(
     model's own windows end too. chunk: tokens between resets, a multiple of `window`; None: only at the start of
     utterances.
     """
-    num_read = 0  # of the one stream
+    num_read = 0  # tokens of the one stream
     for first in range(0, len(order), rows or 1):
         utterances, kept, start = list(order[first : first + (rows or 1)]), None, 0
         while utterances:

@@ -56,7 +56,7 @@ class Chunk:
     """The windows of one optimiser step, or of a part of it if gradients accumulate."""
 
     windows: list[Window]
-    spans: list[list[list[Span]]]  # that each of this rank's rows reads in each window, [windows][B]
+    spans: list[list[list[Span]]]  # what each of this rank's rows reads in each window, [windows][B]
     num_scored: int  # tokens, over all rows of all ranks
     num_whole: int  # rows without padding, over all windows and ranks
 

@@ -33,7 +33,7 @@ class TokenSet:
         self.lengths = [utterance.length for utterance, _ in entries]  # tokens
         given = labels or {}
         self.labels = [given.get(name, given.get(_PIECE.sub("", name))) for name in self.names]
-        self.label_numbers = [0] * len(entries)  # that a model reads; 0: unknown
+        self.label_numbers = [0] * len(entries)  # labels as a model reads them; 0: unknown
 
     def __len__(self) -> int:
         return len(self._entries)

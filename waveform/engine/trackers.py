@@ -97,7 +97,7 @@ class Service(Tracker):
 
     Trainings that take turns have a run each, so the one current run that these packages keep is not used.
 
-    wandb works offline, into the run folder, unless WANDB_MODE says otherwise; Trackio keeps all of it on this machine.
+    wandb works offline, into the run folder, unless WANDB_MODE says otherwise; Trackio keeps all on this machine.
     """
 
     _module: Any  # the package

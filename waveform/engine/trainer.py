@@ -64,10 +64,10 @@ class Trainer:
         self._log: MetricsLog | None = None  # on the first rank, while training is open
         self._stop, self.progress = StopRequest(), Progress("train", total=None, unit="", enabled=False)
         self.saved_step: int | None = None  # None: nothing was saved yet
-        self.saved_s = 0.0  # of training, at the last checkpoint
+        self.saved_s = 0.0  # training time at the last checkpoint
         self.result: TrainResult | None = None  # None: training has not ended
         self.resumed_from = self._resume()
-        self._random_numbers = checkpoint.random_state(self.world.device)  # with which it goes on
+        self._random_numbers = checkpoint.random_state(self.world.device)  # with which training goes on
 
     def _resume(self) -> checkpoint.Checkpoint | None:
         run_dir, learner, world = self._context.run_dir, self.learner, self.world

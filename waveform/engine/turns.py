@@ -7,8 +7,7 @@ from waveform.engine.trainer import Trainer, TrainResult, progress_of
 from waveform.system.signals import signals_ask
 
 SLICE_S = 2.0
-# Training time between saves of a run: what a kill, or an error in another run, costs at most. A save takes 1 or 2 s
-# for 40M parameters.
+# Training time that a kill, or an error in another run, costs at most. Saving 40M parameters takes 1 or 2 s.
 SAVE_EVERY_S = 30.0
 _SHARE_STEPS = 1 << 20  # ranks compare whole numbers
 

@@ -20,7 +20,7 @@ from waveform.kernels.threads import share
 from waveform.kernels.vectors import at, padded
 from waveform.system.threads import kernel_threads, run_parts
 
-_QUERIES = 8 * ROWS  # of a block, whose scores of 2,304 slots are at most 590 kB, which an L2 cache holds
+_QUERIES = 8 * ROWS  # queries of a block; their scores of 2,304 slots are at most 590 kB, which an L2 cache holds
 
 
 @kernel
@@ -130,7 +130,7 @@ def _call(
 ) -> None:
     """numbers: `causal` and `scale`; others: `out` of a forward pass, or `grad_out` and what a backward pass makes."""
     (num_queries, _), (num_slots, d_head) = q.shape[2:], k.shape[2:]
-    num_heads = q.shape[:2].numel()  # of all rows
+    num_heads = q.shape[:2].numel()  # heads of all rows
     num_threads = min(kernel_threads(), num_heads)
     # For each thread: transposed keys and values, and two blocks of scores.
     scratch = q.new_empty(num_threads, 2 * num_slots * (d_head + _QUERIES))

@@ -28,7 +28,7 @@ from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState, Occupancy, occupancy, of_layers, slot_times
 from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 
-SLOTS = 64  # of a block
+SLOTS = 64  # slots of a block
 UNUSED = -1e30  # added to the logits of empty slots; finite, so that no arithmetic meets infinities
 
 

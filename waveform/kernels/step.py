@@ -33,7 +33,7 @@ def lay_out_step(
     kinds: Sequence[LayerKind], weights: Mapping[str, Any], memory: Mapping[str, Any], *, epsilon: float
 ) -> dict[str, Any]:
     """The sizes of a step, and arrays for its intermediate values; epsilon: of the norms."""
-    config = kinds[0].config  # of all but the sizes of memories
+    config = kinds[0].config  # that of every layer, except for the sizes of memories
     num_layers, rows, heads, num_blocks, d_head, _ = memory["keys"].shape
     width, d_padded, num_parts = padded(config.d_model), padded(d_head), -(-num_blocks // PART)
     num_projected, num_inner = weights["projection"].num_outputs, weights["feed_in"].num_outputs

@@ -22,8 +22,8 @@ from waveform.system.linear import Linear, linear
 
 _BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
 VECTOR = 16  # floats; compiled kernels need widths that are multiples of it
-_MIN_SCORES = 1 << 18  # of a call; below, torch is as fast as kernels
-_QUERIES = 128  # for so many at a time, `received_attention` holds the weights
+_MIN_SCORES = 1 << 18  # scores of a call below which torch is as fast as kernels
+_QUERIES = 128  # queries whose weights `received_attention` holds at a time
 _LOOK_BACK_POWER = 4.0  # the attention of a local head falls off about as distance ** -4
 
 

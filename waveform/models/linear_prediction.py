@@ -33,7 +33,7 @@ FORGETTING = (0.98, 0.993, 0.998)  # each predictor's factor on the weights of p
 ERROR_DECAYS = (0.8, 0.95, 0.995)  # of running means of squared errors, per sample
 _SPEED = 1  # index in ERROR_DECAYS of the mean whose square root is a predictor's scale
 _NOISE = 1e-9  # added to energies, so that silence is predicted by zeros
-FIRST_ENERGY = 1e-5  # of errors, before there are any
+FIRST_ENERGY = 1e-5  # mean squared error that is assumed before there are any errors
 _MAX_REFLECTION = 0.9999  # rounding could make it 1
 CLIP = 5.0  # standard deviations at which features are clipped
 HISTORY = 2 * ORDER + BLOCK  # samples that a fit looks back on
@@ -43,7 +43,7 @@ NUM_HEAD_INPUTS = 2 * NUM_PREDICTORS + 1  # expectations, log scales, log width 
 NUM_DENSITY_OUTPUTS = NUM_PREDICTORS + 3  # outputs of the network, from which `PredictionHead` makes a density
 LOG_LEAST_SCALE = math.log(0.3)  # of a density, in widths of its class: narrower ones would fall between values
 FARTHEST = 50.0  # scales from a density's centre; beyond, it falls no further: no sample costs thousands of nats
-_MOST_STEPS = 1024  # of one call of the torch operations
+_MOST_STEPS = 1024  # steps that one call of the torch operations reads
 
 
 class PredictionState(NamedTuple):

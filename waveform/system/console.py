@@ -51,7 +51,7 @@ def replace_closed() -> None:
 def escape_what_stdout_lacks() -> None:
     """Have stdout escape what its encoding lacks, such as bytes of a name that are not UTF-8, as stderr does."""
     if isinstance(sys.stdout, TextIOWrapper):  # not a replacement by a Python caller
-        with suppress(OSError):  # of what a caller printed before, on a full disk
+        with suppress(OSError):  # this writes what a caller printed before, perhaps to a full disk
             sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -32,8 +32,8 @@ from waveform.system.machine import cpu_name
 LIBRARIES = ("torch", "onednn")  # the first is taken if nothing is timed
 SETTING = "WAVEFORM_TIMED_WAYS"  # 0 in the environment: nothing is timed, or read from disk
 PRODUCTS = "products"  # what the choice is called, on disk and in checkpoints
-_MIN_MULTIPLICATIONS = 1 << 22  # of a product; below, oneDNN takes longer to begin than it saves
-_MIN_GAIN = 1.05  # of oneDNN; less may be noise
+_MIN_MULTIPLICATIONS = 1 << 22  # those of a product below which oneDNN takes longer to begin than it saves
+_MIN_GAIN = 1.05  # how many times faster oneDNN must be; less may be noise
 _TURNS = 9
 
 taken: str | None = None  # the library that this process takes; None: not decided yet
@@ -106,7 +106,7 @@ def fastest_library() -> str:
 
 def _find() -> str:
     file = _file()
-    table: dict[str, dict[str, str]] = {}  # of processors and versions
+    table: dict[str, dict[str, str]] = {}  # processor and versions -> what was chosen
     with suppress(OSError, msgspec.MsgspecError):  # nothing if it cannot be read, or was not written here
         table = msgspec.json.decode(b"" if file is None else file.read_bytes(), type=dict[str, dict[str, str]])
     instructions, numba = torch.backends.cpu.get_cpu_capability(), version("numba")

@@ -55,7 +55,7 @@ _PATIENCE_S = 2.0
 _MOST_TOKENS = 2_000_000  # about how much of the validation split a trial is judged by
 _NUM_LOOKS = 5  # parts of the budget; after each but the last, a trial is looked at, and may be pruned,
 _FIRST_PRUNED = 2  # but not at the first look: warm-up and a high learning rate still hide how good a trial will be
-_UNPRUNED = (2, 5)  # the first third of the trials is never pruned, or at least and at most so many
+_UNPRUNED = (2, 5)  # the first third of the trials is never pruned: at least 2 trials, and at most 5
 _BY_BUDGET = ("train.max_steps", "train.max_seconds", "train.evaluate_every", "train.evaluate_every_seconds")
 # Settings of trials in place of their preset's, unless the user gives them. 100,000 samples take 1 or 2 s on a CPU.
 _DEFAULTS = ("train.checkpoint_every=1000", "train.keep_checkpoints=1", "train.evaluate_tokens=100000")
@@ -165,7 +165,7 @@ class _Search:
 
     def run(self) -> tuple[list[dict[str, Any]], Path]:
         """Run trials until enough have ended or are run by other machines; returns as `search`."""
-        first_run = replace(self.request, run_dir=self._run_dir(0))  # what is prepared for it serves for all
+        first_run = replace(self.request, run_dir=self._run_dir(0))  # the data prepared for it serves all trials
         self._data = self.domain.open_data(first_run, self.base, world=self.world)
         self._valid = self._data.open_split("valid")
         with self._storage() as storage:
