@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
     hidden: Tensor  # [B, T, D], input of the head
     state: State  # the same shapes and dtypes as the state that came in
-    aux_losses: dict[str, Tensor]  # each [B], one value per row; summed over calls, it is the same however they are cut
+    aux_losses: dict[str, Tensor]  # each [B], one value per row; the sum over calls is the same however they are cut
 
 
 class Head(Protocol):

@@ -25,7 +25,7 @@ from waveform.engine.state_ram import require_ram_for_state
 from waveform.system.errors import UserError
 from waveform.system.ram import require_ram
 
-MAX_SEED = (1 << 43) - 1  # a million times as much, a stream's seed, must fit 64 bits
+MAX_SEED = (1 << 43) - 1  # a stream's seed is a million times as large, and must fit 64 bits
 _BLOCK_STEPS = 1024  # steps that are drawn before their tokens are handed on
 _PROMPT_STEPS = 4096  # tokens of a prompt read in one call
 

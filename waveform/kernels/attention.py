@@ -1,4 +1,4 @@
-"""Exact attention as an operation of autograd on a CPU: one block of a head's queries at a time, to fit a cache.
+"""Exact attention on a CPU as an operation of autograd, by blocks of a head's queries, so that scores stay in cache.
 
 p: a record of addresses and sizes (`_call`). Threads work on heads of their own.
 
@@ -94,7 +94,7 @@ def _run(is_backward, part, plan):
 def attention_in_kernels(
     q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, causal: bool, encoding: Tensor | None
 ) -> Tensor:
-    """What `softmax_attention` computes, [B, H, T, d], for fp32 tensors that `_takes_kernels` (there) lets through."""
+    """What `softmax_attention` of models/attention.py computes, [B, H, T, d]; fp32, if its `_takes_kernels` agrees."""
     return _Attention.apply(q_BHTE, k_BHKd, v_BHKd, scale, causal, encoding)
 
 

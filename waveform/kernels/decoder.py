@@ -4,7 +4,7 @@ A step reads every weight and every cached key and value once; nothing else take
 whole step (step.py), or as many steps as are asked for, with the draws between them (draw.py); Python is needed once
 per window, for compression.
 
-The bits that a row computes depend neither on the number of rows (dense.py) nor on that of threads (attend_slots.py).
+A row's results are the same to the bit for any number of rows (dense.py) and of threads (attend_slots.py).
 
 Shape letters: B rows, L layers, V classes, D model width, H heads, P position features, c compression rate; D', ...
 padded to whole vectors.

@@ -131,7 +131,7 @@ def layers_in_kernels(
 
 
 def _by_layer(by_name: Iterable[Iterable[Any]]) -> list[Any]:
-    """Lists by name -> one list, layer by layer, in which order gradients lie in memory; autograd copies them."""
+    """Lists by name -> one list, layer by layer: the order in which gradients lie in memory, for autograd to copy."""
     return [one for of_layer in zip(*by_name, strict=True) for one in of_layer]
 
 

@@ -84,7 +84,7 @@ def caches_read(kinds: Sequence[LayerKind], memory: Mapping[str, Any]) -> list[n
 
 
 def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, int8: bool) -> dict[str, Any]:
-    """What a decoder that continues from `state` remembers of the streams, and the sizes of that."""
+    """The memory of a decoder that continues from `state`: what it remembers of the streams, and the sizes."""
     config, kinds = model.config, model.kinds
     compressed = max(kind.config.compressed for kind in kinds)
     steps = max(kind.config.memory + kind.config.window for kind in kinds)

@@ -43,7 +43,7 @@ class Slots(NamedTuple):
 
     @property
     def seen(self) -> Tensor:
-        """`visible`, written out if it is None."""
+        """`visible`, or the causal mask that None stands for."""
         if self.visible is not None:
             return self.visible
         return (self.query_times[..., :, None] >= self.slot_times[..., None, :])[:, None]
@@ -285,7 +285,7 @@ def softmax_attention(
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
     if bias is None and _takes_kernels(q_BHTE, k_BHKd):
-        from waveform.kernels.attention import attention_in_kernels  # here, so that nothing else loads numba
+        from waveform.kernels.attention import attention_in_kernels  # here, to load numba only if it is used
 
         num_missing = -q_BHTE.shape[3] % VECTOR  # features, to whole vectors
         padded = None if encoding is None else F.pad(encoding.float(), (0, num_missing))

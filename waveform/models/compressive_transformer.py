@@ -108,7 +108,7 @@ class Layer(nn.Module):
     def attend(self, read_BTD: Tensor, past: Tensor | None, slots: Slots) -> AttentionOutput:
         """Attend from the queries `read`; `past`: see RelativeAttention.forward.
 
-        Memory holds the layer's inputs: either they are normed here whenever they are read, or before they were stored.
+        Memory holds the layer's inputs, normed here whenever they are read, or already normed when they were stored.
         """
         if not self.config.norms_when_read:
             return self.attention(read_BTD, past, slots)

@@ -63,7 +63,7 @@ class AdaptiveSoftmaxHead(nn.Module):
         project_first: bool = False,
         tied_to: AdaptiveEmbedding | None = None,
     ) -> None:
-        """`tied_to` must be made from the same config. `project_first`: as there, by a matrix of its own."""
+        """`tied_to` must be made from the same config. `project_first`: project the first cluster by its own matrix."""
         super().__init__()
         self.bounds = [0, *config.cutoffs, config.vocab_size]
         self.num_tails = len(config.cutoffs)
@@ -170,7 +170,7 @@ class PredictionHead(SoftmaxHead):
         on_cpu = hidden.device.type == "cpu" and hidden.dtype == torch.float32 and not self.num_classes % VECTOR
         if not on_cpu or is_in_torch_dispatch_mode():  # a FLOP counter would not see kernels
             return super().nll(hidden, targets)
-        from waveform.kernels.density import PredictedNll  # here, so that nothing else loads numba
+        from waveform.kernels.density import PredictedNll  # here, to load numba only if it is used
 
         y = self.projection(hidden[..., :-NUM_HEAD_INPUTS]).flatten(0, 1).float().contiguous()
         expected = hidden[..., -NUM_HEAD_INPUTS:].detach().flatten(0, 1).contiguous()

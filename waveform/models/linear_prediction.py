@@ -29,7 +29,7 @@ from waveform.system.linear import Linear
 
 ORDER = 32  # P
 BLOCK = 32  # samples between fits
-FORGETTING = (0.98, 0.993, 0.998)  # each predictor's factor on the weights of past samples, once per sample
+FORGETTING = (0.98, 0.993, 0.998)  # factors by which the predictors shrink the weights of past samples, per sample
 ERROR_DECAYS = (0.8, 0.95, 0.995)  # of running means of squared errors, per sample
 _SPEED = 1  # index in ERROR_DECAYS of the mean whose square root is a predictor's scale
 _NOISE = 1e-9  # added to energies, so that silence is predicted by zeros

@@ -105,7 +105,7 @@ class RunsLayers(OptionalParts):
     def sharding_units(self, window: int) -> list[nn.Module]:
         """The layers; none if neither `window` nor the model's window is a multiple of the other.
 
-        A rank's calls are then cut into as many parts as the phases of its rows ask for, and ranks would differ.
+        The number of parts that a call is cut into would then depend on the phases of its rows, and differ by rank.
         """
         own = self.config.window
         return list(self.layers) if not (window % own and own % window) else []
@@ -135,7 +135,7 @@ class RunsLayers(OptionalParts):
         if self._compiles or self.config.attention != "fused":
             return
         if self.has_kernels:  # evaluations run in them even if no training step does
-            from waveform.kernels.layers_op import compile_kernels  # here, so that nothing else loads numba
+            from waveform.kernels.layers_op import compile_kernels  # here, to load numba only if it is used
         elif self.config.d_model // self.config.num_heads % VECTOR == 0:
             from waveform.kernels.attention import compile_kernels
         else:
@@ -199,7 +199,7 @@ def _by_kernels(
     model: RunsLayers, layers: Sequence[Any], h_BTD: Tensor, state: CompressiveState, clock: Clock
 ) -> LayersOutput:
     """All of them in one call; state: of these layers."""
-    from waveform.kernels.layers_op import layers_in_kernels  # here, so that nothing else loads numba
+    from waveform.kernels.layers_op import layers_in_kernels  # here, to load numba only if it is used
 
     config: CompressiveTransformerConfig = layers[0].config
     pasts = [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))]

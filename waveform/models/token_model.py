@@ -77,7 +77,7 @@ class TokenModel(nn.Module, OptionalParts, ABC):
         """Compile the trunk's kernels, and linear prediction's, which takes some 7 s unless they are kept on disk."""
         super().prepare_kernels()
         if (predictors := self.linear_prediction) is not None:
-            from waveform.kernels import density  # here, so that nothing else loads numba
+            from waveform.kernels import density  # here, to load numba only if it is used
 
             _read(predictors, torch.zeros(1, 1, dtype=torch.int64), *predictors.init_state(1, device="cpu"))
             density.compile_kernel()
@@ -102,7 +102,7 @@ def _read(predictors: LinearPrediction, tokens: Tensor, state: PredictionState) 
         (features, centre, for_head), after = _read(predictors, tokens.to(device), state)
         return Prediction(*(part.to(tokens.device) for part in (features.float(), centre, for_head.float()))), after
     if tokens.device.type == "cpu" and not is_in_torch_dispatch_mode():  # a FLOP counter would not see kernels
-        from waveform.kernels.prediction import read_rows  # here, so that nothing else loads numba
+        from waveform.kernels.prediction import read_rows  # here, to load numba only if it is used
 
         return read_rows(predictors, tokens, state)
     return predictors.read(tokens, state)

@@ -203,13 +203,13 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     @property
     def groups(self) -> int:
-        """Compressed slots that a window is compressed to."""
+        """Compressed slots that are made of a window."""
         one = self.compression_rate + self.compression_overlap
         return (max(self.window, one) - self.num_lost - one) // self.compression_rate + 1
 
     @property
     def num_consumed(self) -> int:
-        """Steps that these groups are made of, the oldest of [memory; window]."""
+        """Steps that all `groups` are made of, the oldest of [memory; window]."""
         return self.groups * self.compression_rate + self.compression_overlap + self.num_lost
 
     @property

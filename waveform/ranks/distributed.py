@@ -70,7 +70,7 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the job's, as its rank; a job of one process needs no torchrun."""
+    """This process as one of the job's ranks; a job of one process needs no torchrun."""
 
     rank: int = 0
     size: int = 1
