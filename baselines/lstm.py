@@ -31,7 +31,7 @@ class LSTMConfig(LargeVocabularyConfig):
 
     num_layers: Annotated[int, whole_number(1, MAX_LAYERS)] = 3
     d_model: Width = 1280  # D
-    # Of what goes into and comes out of a layer, not of its recurrence (Zaremba et al. 2014)
+    # Dropout of a layer's inputs and outputs, not of its recurrence (Zaremba et al. 2014)
     dropout: Annotated[float, BELOW_1] = 0.0
 
 

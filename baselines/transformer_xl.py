@@ -67,7 +67,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         super().__init__(
             CompressiveTransformerConfig(**shared, compressed=0, compression_rate=1, compression_loss="none")
         )
-        self._scale_of_positions: float | None = None  # absolute ones, which are added to embeddings
+        self._scale_of_positions: float | None = None  # of absolute ones, which are added to embeddings
         if config.position != "relative":
             self._encode_positions(config)
         if config.dropout_mask == "window":

@@ -110,7 +110,7 @@ class WaveNetHead(nn.Module):
 class WaveNet(TokenModel):
     """The trunk and the head; see the module's docstring and `WaveNetConfig`.
 
-    What is registered is this model with its decoders: wavenet_cached.py.
+    The registered class is this one with its decoders: wavenet_cached.py.
     """
 
     Config = WaveNetConfig

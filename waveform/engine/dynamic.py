@@ -70,7 +70,7 @@ def evaluate_dynamically(
     """Score every token of `tokens` once, in the set's order, with one update on each window after it is scored.
 
     At a learning rate of 0 this equals `evaluate`. A copy of the model learns; `model` does not change. The ranks share
-    the rows of each window and every update, so their number changes no figure but by rounding. Raises UserError, on
+    the rows of each window and every update, so their number changes figures only by rounding. Raises UserError, on
     every rank, if the loss stops being finite.
     """
     assert config.max_tokens is None, "dynamic evaluation learns from all tokens"

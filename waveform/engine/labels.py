@@ -27,7 +27,7 @@ def is_label(name: str) -> bool:
 
 
 def label_names(tokens: TokenSet) -> list[str]:
-    """The labels that a run which trains on `tokens` knows, in the order of their numbers. Raises UserError."""
+    """The labels that a run trained on `tokens` knows, in the order of their numbers. Raises UserError if too many."""
     names = sorted({label for label in tokens.labels if label is not None})
     if len(names) > MAX_LABELS:
         raise UserError(f"the training data has {len(names):,} labels; a run can have {MAX_LABELS:,}")

@@ -28,7 +28,7 @@ class Diverged(UserError):
 class Update(NamedTuple):
     """What shows whether an update was finite, and where in the data it was not."""
 
-    step: int  # before it
+    step: int  # before this update
     spans: list[list[list[Span]]]  # what each row read in each window, [windows][B]
     num_chunks: int
     sums: Tensor  # not finite if a loss of this rank, or a gradient of any rank, is not

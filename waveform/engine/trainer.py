@@ -239,7 +239,7 @@ class Trainer:
 
 
 def _passed(every: float | None, before: float, now: float) -> bool:
-    """Whether a multiple of `every` lies in (before, now], for steps may advance by more than one; None: never."""
+    """Whether a multiple of `every` lies in (before, now]: steps may advance by more than one. None: never."""
     return every is not None and now // every > before // every
 
 

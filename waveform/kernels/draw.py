@@ -30,7 +30,7 @@ _INVERSE_FACTORIALS = tuple(1 / math.factorial(k) for k in range(14))
 _FRACTION_BITS = 53  # of a double between 1/2 and 1
 _WEIGHT_BITS = LARGEST_WEIGHT.bit_length() - 1
 _WEIGHTLESS = -(_WEIGHT_BITS + 1) * math.log(2)  # e to this power weighs nothing
-_INFINITY = 0x7F800000  # its bits
+_INFINITY = 0x7F800000  # the bits of an infinite fp32
 _CALL_STEPS = 64  # of one call: Ctrl-C waits for its end
 
 

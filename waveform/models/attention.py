@@ -106,7 +106,7 @@ class RelativeAttention(nn.Module):
 
     @property
     def is_fused(self) -> bool:
-        """Whether `fused` is asked for and possible: it has no limit of distances, and never holds weights to drop."""
+        """Whether `fused` is asked for and possible: not with `clamp_len`, nor with dropout of weights in training."""
         return self.implementation == "fused" and not self.clamp_len and not (self.training and self.dropout.p)
 
     def split_heads(self, x_BTD: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def softmax_attention(
     if bias is None and _takes_kernels(q_BHTE, k_BHKd):
         from waveform.kernels.attention import attention_in_kernels  # here, to load numba only if it is used
 
-        num_missing = -q_BHTE.shape[3] % VECTOR  # features, to whole vectors
+        num_missing = -q_BHTE.shape[3] % VECTOR  # features that fill up whole vectors
         padded = None if encoding is None else F.pad(encoding.float(), (0, num_missing))
         given = F.pad(q_BHTE.float(), (0, num_missing)), k_BHKd.float(), v_BHKd.float()  # faster than torch in bf16
         return attention_in_kernels(*given, scale=scale, causal=causal, encoding=padded).to(q_BHTE.dtype)

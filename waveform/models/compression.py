@@ -26,7 +26,7 @@ class Compressor(nn.Module, ABC):
     """Compresses slots; `forward` of a subclass defines how. The compression loss trains its parameters, if any."""
 
     uses_attention = False  # whether `forward` looks at the attention that slots received
-    options: tuple[str, ...] = ()  # settings model.compression_NAME that it is made with, besides the rate
+    options: tuple[str, ...] = ()  # each NAME of a setting model.compression_NAME that `__init__` takes
 
     def __init__(self, d_model: int, *, rate: int, overlap: int = 0) -> None:
         """overlap: steps of the next group that a group reads too."""

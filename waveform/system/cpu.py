@@ -54,7 +54,7 @@ def num_cores() -> int:
 
 
 def why_threads(num_threads: int) -> str:
-    """Where torch's number of threads comes from, for a user who wonders why it is not another."""
+    """Where torch's number of threads comes from, for a user who expected a different one."""
     visible, limit = _num_visible_cores(), cpu_limit()
     if limit is not None and num_threads == num_cores() < visible:
         return f"the container has the CPU time of {limit:g} of {counted(visible, 'core')}"

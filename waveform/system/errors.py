@@ -6,7 +6,7 @@ _given: dict[str, str] = {}  # folder -> what it was made from
 
 
 def alias_in_messages(folder: Path, given: Path) -> None:
-    """Have messages say `given`, which the user knows, for a temporary `folder` with its content."""
+    """Have messages say `given`, which the user knows, instead of a temporary `folder` made from it."""
     _given[str(folder)] = str(given)
 
 

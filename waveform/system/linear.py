@@ -95,7 +95,7 @@ class _OneDnnLinear(torch.autograd.Function):
 
 
 def fastest_library() -> str:
-    """The library to use. On a machine's first use both are timed for some seconds, which a line on stderr reports."""
+    """The library to use. At the first use on a machine both are timed, which a line on stderr reports."""
     global taken
     if taken is None:
         if os.environ.get(SETTING) == "0":

@@ -1,4 +1,4 @@
-"""What installed packages add: `entry_points` as importlib's, which would read the files of all packages each time."""
+"""What installed packages add: `entry_points` as importlib's, but reads the files of all packages only once."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""The RAM that there is: a request for more is refused, in one line, before the system kills the process."""
+"""How much RAM there is: a request for more is refused, in one line, before the system kills the process."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def machine_bytes() -> int:
 
 
 def require_ram(num_bytes: int, *, what: str, remedy: str) -> None:
-    """Raises UserError if `what` would take more than the RAM that there is; remedy: what makes it smaller."""
+    """Raises UserError if `what` would take more RAM than there is; remedy: how to make it smaller."""
     present = machine_bytes()
     if num_bytes > present:
         raise UserError(

@@ -95,8 +95,8 @@ def die_with_parent() -> None:
 def signals_interrupt(tell: Callable[[Interrupted], int]) -> Iterator[None]:
     """Within, a first signal raises Interrupted, and a second one ends the process at once.
 
-    If the exception was swallowed, as Python does in finalisers and some libraries do, it is raised at the end; or the
-    process is ended, after `tell`, which prints it and returns the exit code.
+    If the exception is swallowed, by Python in a finaliser or by a library, it is raised again at the end; or the
+    process ends, after `tell` has printed the exception and returned the exit code.
     """
     usual_hook, raised = sys.unraisablehook, []
 

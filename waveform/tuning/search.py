@@ -182,7 +182,7 @@ class _Search:
 
     @contextmanager
     def _storage(self) -> Iterator[RDBStorage]:
-        """The database of the study, whose connections are closed in the end."""
+        """The database of the study, whose connections are closed at the end."""
         own = URL.create("sqlite", database=str((self.out_dir / STUDY_FILE).absolute())).render_as_string()
         begin = partial(RDBStorage, self.config.storage or own)
         try:
