@@ -271,7 +271,7 @@ def newest(run_dir: Path) -> Checkpoint | None:
                 print(f"warning: {problem}; using the checkpoint of step {found.step} instead", file=sys.stderr)
             return found
     if problems:
-        raise UserError(f"no usable checkpoint in {run_dir}: {problems[0]}; restore it from a copy, or train anew")
+        raise UserError(f"no usable checkpoint in {run_dir}: {problems[0]}; restore it from a copy, or train again")
     return None
 
 

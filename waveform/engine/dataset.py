@@ -44,7 +44,7 @@ class Dataset:
         tokens = TokenSet(shards, vocab_size=self.vocab_size, labels=self.labels)
         if not len(tokens):
             raise UserError(
-                f"the {split} split of {self.folder} has no tokens; prepare the data again, with some in it"
+                f"the {split} split of {self.folder} has no tokens; prepare the data again, with some in that split"
             )
         return tokens
 

@@ -47,5 +47,5 @@ def build(name: str, *, vocab_size: int, **fields: Any) -> SequenceModel:
     config = cls.Config(vocab_size=vocab_size, **fields)
     check_rules(config, section="model")  # one of another package may have no rules of its own
     if fields.get("prediction", "none") != "none" and fields.get("classes") is None:
-        raise UserError("model.prediction=linear predicts samples of sound, but tokens here are not; set it to none")
+        raise UserError("model.prediction=linear is for sound, which these tokens are not; set model.prediction=none")
     return cls(config)

@@ -148,7 +148,7 @@ class CompressiveTransformerConfig(TransformerConfig):
             if self.num_consumed > max(self.window, self.window + self.memory - 1):
                 raise UserError(
                     f"model.compression_rate {self.compression_rate} and model.compression_overlap "
-                    f"{self.compression_overlap} are more steps than model.memory and model.window have; lower them"
+                    f"{self.compression_overlap} need more steps than model.memory and model.window have; lower them"
                 )
         elif self.compressed and self.window < self.compression_rate + self.compression_overlap:
             raise UserError(

@@ -208,7 +208,7 @@ def job(*, device: str | None = None, timeout_s: float, show_progress: bool = Tr
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     world = World(rank, size, torch.device(f"cuda:{local_rank}" if cuda else chosen), show_progress)
     if size > 1 and chosen == "mps":
-        raise UserError("device mps: an Apple GPU works for one process; start it without torchrun")
+        raise UserError("device mps: an Apple GPU serves one process only; start it without torchrun")
     if cuda and size > 1 and local_rank >= (num_gpus := torch.cuda.device_count()):
         raise UserError(
             f"process {local_rank} has no GPU: this machine has {num_gpus}; lower --nproc-per-node, or choose cpu"
