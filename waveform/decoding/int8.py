@@ -1,4 +1,4 @@
-"""What int8 sampling costs: NLL of the same tokens with weights and cache in fp32 and in 8 bits.
+"""What int8 sampling (kernels/dense.py) costs: NLL of the same tokens with weights and cache in fp32 and in 8 bits.
 
 Shape letters: B streams, n tokens of each.
 """

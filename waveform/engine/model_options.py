@@ -1,4 +1,4 @@
-"""What settings of training ask of a model beyond its forward: BPTT, activations computed again, compiled layers."""
+"""What settings of training ask of a model beyond its forward: BPTT, activation checkpointing, compiled layers."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Ancestral sampling from a model: prompt, seeds, and the loop over blocks of tokens.
+"""Ancestral sampling from a model: prompt, seeds, and the loop over blocks of tokens, each drawn as in drawing.py.
 
 Shape letters: B streams, n steps.
 """

@@ -1,4 +1,4 @@
-"""The settings of `train`: what they are, what they may be, and what follows from them."""
+"""The settings of `train`: what they are, what they may be, and what follows from them, such as the learning rate."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a Compressive Transformer remembers of its streams, and the clock that says when windows end.
+"""What a Compressive Transformer remembers of its streams, the times of its slots, and the clock that ends windows.
 
 Shape letters: B rows, T steps of a call, W window, e window slots in use, M memory slots, C compressed slots, K
 attended slots, G = W // c groups that a window becomes, D model width, L layers, c compression rate.

@@ -91,7 +91,7 @@ class RunsLayers(OptionalParts):
         )
 
     def run_one(self, clock: Clock) -> "Callable[..., Any]":
-        """How a layer runs its step: as it is, computed again in the backward pass, or by torch.compile."""
+        """How a layer runs its step: as it is, with activation checkpointing, or by torch.compile."""
         step = type(self.layers[0]).step
         if not torch.is_grad_enabled():
             return step
