@@ -1,1 +1,1 @@
-"""Audio in and out: files become blocks of one rate and tokens; samples become WAV files and pictures."""
+"""Audio in and out: files become blocks at one sample rate, then tokens; samples become WAV files and pictures."""

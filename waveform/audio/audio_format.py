@@ -1,6 +1,6 @@
-"""What the tokens of a data set mean as sound: rate, quantiser, scale, pieces; kept in the data set and in its runs.
+"""How the tokens of a data set stand for sound: rate, quantiser, scale, pieces; kept in the data set and in its runs.
 
-This module alone knows rates in hertz. Everything else gets a data set's format, or what a file says of itself.
+Only this module chooses sample rates. All others take them from a data set's format, or from the header of a file.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of, whole_number
 
 CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
-WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
+WIDEBAND_HZ = 16_000  # of the speech on which networks that predict opinions were trained
 LOOKS_AHEAD = " (each clip scaled by its own range, which looks ahead)"
 _RATE = Rule(lambda value: 1_000 <= value <= 192_000, "it must be from 1,000 to 192,000")
 _QUANTISERS = ("mu_law", "linear", "mu_law_floor", "linear_floor")
-_LEAST_RANGE = float(np.finfo(np.float32).tiny)  # of denormal samples, 2 / range may be beyond fp32
-_PIECE = whole_number(100)  # samples; fewer are a duration by mistake
+_LEAST_RANGE = float(np.finfo(np.float32).tiny)  # below it, samples are denormal, and 2 / range may overflow fp32
+_PIECE = whole_number(100)  # samples; a smaller number is probably meant as a duration
 
 
 @dataclass
@@ -50,7 +50,7 @@ class AudioFormat:
 
     @property
     def _stored(self) -> str:
-        """The quantiser as dataset.json has it."""
+        """The quantiser's name in dataset.json."""
         return self.quantiser.replace("_", "-")
 
     @property
@@ -60,7 +60,7 @@ class AudioFormat:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that ask for it, by their names."""
+        """The settings that ask for this format: `data.NAME` -> value."""
         return {f"data.{name}": value for name, value in vars(self).items()}
 
     def encode(self, samples: np.ndarray) -> np.ndarray:
@@ -72,7 +72,7 @@ class AudioFormat:
         return quantiser.decode(tokens, self._stored)
 
     def scale(self, samples: np.ndarray) -> np.ndarray:
-        """Scale a whole utterance [n] as `normalise` says; one with hardly any range becomes zeros."""
+        """Scale a whole utterance [n] as `normalise` says; if its samples are all but equal, it becomes zeros."""
         if self.normalise == "none" or not len(samples):
             return samples
         low, high = float(samples.min()), float(samples.max())
@@ -81,7 +81,7 @@ class AudioFormat:
         return ((samples - low) * (2 / (high - low)) - 1).astype(np.float32)
 
     def modality(self) -> dict[str, Any]:
-        """What dataset.json and a run's config.yaml say of it."""
+        """The entry `modality` of dataset.json and of a run's config.yaml."""
         described = {
             "kind": "audio",
             "sample_rate_hz": self.sample_rate_hz,
@@ -100,7 +100,7 @@ def format_of(modality: Mapping[str, Any]) -> AudioFormat:
     stored = modality.get("quantiser", "mu-law")
     known = next((name for name in _QUANTISERS if name.replace("_", "-") == stored), None)
     if known is None:
-        raise UserError(f"the quantiser {stored!r} is of a newer version of waveform; update it")
+        raise UserError(f"the quantiser {stored!r} comes from a newer version of waveform; update waveform")
     if type(modality.get("sample_rate_hz")) is not int:
         raise UserError("a data set of audio has no sample_rate_hz; prepare it again")
     pieces = modality.get("pieces", {"samples": None, "drop_rest": False})
@@ -109,6 +109,6 @@ def format_of(modality: Mapping[str, Any]) -> AudioFormat:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say in what two preparations differ, of each of which these are some settings; empty if they do not."""
+    """Say which settings of two preparations differ, and from what to what; empty if none do."""
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in changed)

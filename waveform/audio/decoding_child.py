@@ -36,8 +36,8 @@ MAX_PIECE = 1 << 20  # samples x channels decoded at a time
 
 _MIN_RATE_HZ, _MAX_RATE_HZ = 1_000, 768_000
 _MAX_CHANNELS = 64
-_MAX_AMPLITUDE = 1e30  # far above it, mixing and resampling would make infinity and NaN of finite samples
-_NO_LENGTH = 1 << 62  # frames: of a FLAC that was written to a pipe, libsndfile declares the largest int64
+_MAX_AMPLITUDE = 1e30  # far above it, mixing and resampling would turn finite samples into infinity and NaN
+_NO_LENGTH = 1 << 62  # frames: for a FLAC that was written to a pipe, libsndfile reports the largest int64
 _UNKNOWN_LENGTH = 0x7FFF0000  # programs that write a WAV to a pipe declare this length or a greater one
 _MPEG_SLACK = 2 * 1152 + 529  # samples: encoders disagree on whether delay and padding count
 _MAX_ADDRESS_SPACE = 4 << 30  # bytes; decoding takes a tenth of it
@@ -65,7 +65,7 @@ def messages_of(path: str) -> Iterator[tuple[str, Any]]:
         # Bytes, because soundfile cannot encode names that are not valid UTF-8.
         opened = soundfile.SoundFile(os.fsencode(path))
     except soundfile.LibsndfileError as error:
-        # Some decoders report any trouble as a missing file (code 7); the parent has just seen this one.
+        # Some decoders report any trouble as a missing file (code 7); the parent has just checked that it exists.
         detail = error.error_string.strip().rstrip(".") if error.code != 7 else ""
         raise RefusedFile(path, "not readable as audio" + (f" ({detail})" if detail else "")) from error
     with opened as file:
@@ -129,7 +129,7 @@ def _mix(block: np.ndarray) -> np.ndarray:
 def _judge_ogg_end(path: str) -> None:
     """Refuse an Ogg file whose last page is cut or does not end its stream: libsndfile plays such a file silently.
 
-    Of several streams, one after the other, it plays the first alone.
+    If several streams follow each other, it plays only the first.
     """
     longest_page = 27 + 255 + 255 * 255
     with open(path, "rb") as file:

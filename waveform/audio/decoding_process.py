@@ -19,7 +19,7 @@ from waveform.audio.decoding_child import END, MAX_PIECE, PIECE, REFUSED, Refuse
 PATIENCE_S = 60.0  # to wait for more of a message; one holds a second or so of audio
 _MAX_LINE = 1 << 16  # bytes of a message other than audio
 _START = "import sys; sys.path[:] = {path!r}; from waveform.audio.decoding_child import serve; serve()"
-_idle: list["DecodingProcess"] = []  # those of this process that are ready for the next file
+_idle: list["DecodingProcess"] = []  # started by this process, and ready for the next file
 
 
 class DecodingProcessDied(RefusedFile):
@@ -27,7 +27,7 @@ class DecodingProcessDied(RefusedFile):
 
 
 class DecodingProcess:
-    """One decoding process."""
+    """A child process that decodes, and the channel to it."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -52,7 +52,7 @@ class DecodingProcess:
             raise DecodingProcessDied(path, "the decoding process had ended") from error
 
     def receive(self, path: str | Path) -> tuple[str, Any]:
-        """Wait for the next message: its kind, and a piece [n] float32 or what JSON holds.
+        """Wait for the next message, and return its kind and its content: a piece [n] float32, or what the JSON holds.
 
         Raises DecodingProcessDied if the process ends or hangs.
         """
@@ -87,7 +87,7 @@ class DecodingProcess:
 
 
 def decode(path: str | Path) -> Generator[Any, None, None]:
-    """Yield what a decoding process says of a file: its header, pieces [n] and counts, as `decoding_child.messages_of`.
+    """Yield what a decoding process finds in a file, as `decoding_child.messages_of`: header, pieces [n] and counts.
 
     If the caller stops before the end, the process is killed; otherwise it is kept for the next file. Raises
     RefusedFile, and DecodingProcessDied if the process ends or hangs.

@@ -1,4 +1,4 @@
-"""Reads audio files of any common format as mono blocks of one rate: in preparing, between the scan and the quantiser.
+"""Reads audio files of any common format as mono blocks at one rate: in `prepare`, between the scan and the quantiser.
 
 A separate process decodes the file piece by piece, checks it and averages its channels (`decoding_child`); `resample`
 turns the pieces into blocks of whole seconds. The RAM taken does not depend on the length of the file.

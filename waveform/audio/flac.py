@@ -1,4 +1,4 @@
-"""FLAC by the library alone, without checks or another process: for pages, and for benchmarks of preparing."""
+"""FLAC by soundfile alone, without checks or a child process: for the sound of pages, and for benchmarks."""
 
 import io
 from pathlib import Path
@@ -17,7 +17,7 @@ def flac_bytes(samples: np.ndarray, *, sample_rate_hz: int) -> bytes:
 
 
 def decode_flac(path: Path) -> None:
-    """Decode a file and drop what it contains."""
+    """Decode a file and drop the samples: what `bench` compares `prepare` with."""
     with soundfile.SoundFile(path) as file:
         block = np.empty((_DECODED_VALUES // file.channels, file.channels), dtype=np.float32)
         while len(file.read(out=block, dtype="float32")):

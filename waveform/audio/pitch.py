@@ -1,4 +1,4 @@
-"""Pitch and loudness of mono audio, frame by frame: what `waveform/quality` compares samples and real clips by."""
+"""Pitch and loudness of mono audio, frame by frame, by which `waveform/quality` compares samples with real clips."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -12,7 +12,7 @@ from waveform.system.locks import locked
 
 _FRAME_S = 0.04
 _PITCH_FRAME_S = 0.08
-_VOICED = 0.1  # probability; pYIN gives white noise 0.01, and a tenth of it a pitch nevertheless
+_VOICED = 0.1  # least probability; pYIN gives white noise 0.01, and nevertheless a pitch to a tenth of its frames
 _HOP_S = 0.02
 _LOWEST_HZ, _HIGHEST_HZ = 70.0, 500.0
 FLOOR_DB = -60.0  # a frame below it is silent, as in the report on a corpus
@@ -50,11 +50,11 @@ def pitch_hz(samples: np.ndarray, *, sample_rate_hz: int) -> np.ndarray:
 def _pyin() -> Callable[..., Any]:
     """librosa's pYIN, compiled.
 
-    Its code is kept on disk, and numba mixes up what two processes write there at once: then a signal ends every later
-    process that reads it. So they compile, or read, one after another.
+    numba caches its code on disk, and two processes that write there at once corrupt it: every later process that reads
+    it crashes. So processes compile it, or read it, one after another.
     """
     refusal = "another process has been compiling librosa's code for ten minutes; end it, or wait"
     with locked(Path(librosa.__file__).parent, refusal=refusal, patience_s=600):
-        pyin = partial(librosa.pyin, fmin=_LOWEST_HZ, fmax=_HIGHEST_HZ, center=False)  # which imports, and compiles
+        pyin = partial(librosa.pyin, fmin=_LOWEST_HZ, fmax=_HIGHEST_HZ, center=False)  # imports, compiles
         pyin(np.zeros(4096), frame_length=2048)
     return pyin

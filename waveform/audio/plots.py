@@ -39,9 +39,9 @@ def mel_decibels(samples: np.ndarray, *, sample_rate_hz: int) -> np.ndarray:
 
 
 def _mel_filters(size: int, *, sample_rate_hz: int) -> np.ndarray:
-    """Triangular filters of height 1 [80, size / 2 + 1] fp32, as librosa.filters.mel has them.
+    """Triangular filters of height 1 [80, size / 2 + 1] fp32, like those of librosa.filters.mel.
 
-    Calling that, or librosa.feature.melspectrogram, imports modules that compile for 13 s when they are first used.
+    That function and librosa.feature.melspectrogram import modules that compile for 13 s when first used.
     """
     corners_hz = _mel_corners_hz(sample_rate_hz)[:, None]
     bins_hz = np.fft.rfftfreq(size, 1 / sample_rate_hz)

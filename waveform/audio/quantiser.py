@@ -1,10 +1,10 @@
 """The 8-bit quantisers: between 24 kHz blocks and token shards, and between sampled tokens and WAV files.
 
-Which classes there are says engine/sound_classes.py. Those of mu-law are torchaudio's (`mu_law_encoding`, mu = 255):
-class c stands for the companded value 2 c / 255 - 1. Encoding goes through a table for two reasons. A logarithm would
-be the slowest step of preparing a corpus (1,500x real time on one core; the table 7,000x). And its last bit depends on
-how the vector units cut the tensor, while the table gives a sample the same class wherever it stands in a block, so
-that shards are reproducible.
+engine/sound_classes.py defines the classes. Those of mu-law are torchaudio's (`mu_law_encoding`, mu = 255): class c
+stands for the companded value 2 c / 255 - 1. Encoding looks classes up in a table for two reasons. A logarithm would be
+the slowest step of preparing a corpus (1,500x real time on one core; the table 7,000x). And its last bit depends on how
+the vector units cut the tensor, while the table gives a sample the same class wherever it stands in a block, so that
+shards are reproducible.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ import torch
 from waveform.engine.sound_classes import classes_of
 
 _CELLS = 32_768  # table cells per unit of amplitude; the narrowest class is 5.6 cells wide
-_CELL_MARGIN = 1e-6  # cells overlap by more than x + 1 is rounded in fp32
+_CELL_MARGIN = 1e-6  # cells overlap by more than the rounding error of x + 1 in fp32
 
 
 @cache
@@ -37,7 +37,7 @@ def encode(samples: np.ndarray, quantiser: str) -> np.ndarray:
     below, boundary, _ = _tables(quantiser)
     flat = torch.from_numpy(samples).float().flatten().clamp(-1, 1)
     cell = (flat * _CELLS).add_(_CELLS + 0.5).int()
-    # index_select, because `take` and indexing cost two and six times as much; numpy compares in a seventh of the time.
+    # index_select, because `take` and indexing take 2 and 6 times as long; numpy compares in a seventh of torch's time.
     is_above = torch.from_numpy(flat.numpy() >= boundary.index_select(0, cell).numpy())
     return below.index_select(0, cell).add_(is_above).view(samples.shape).numpy()
 

@@ -1,4 +1,4 @@
-"""Resamples to the rate of a data set, block by block, with torchaudio's windowed sinc: between decoding and tokens."""
+"""Resamples to the rate of a data set, block by block, with torchaudio's windowed sinc: after decoding a file."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -9,7 +9,7 @@ import torch
 
 from waveform.audio.torchaudio_import import import_torchaudio
 
-_BLOCK_VALUES = 1 << 20  # samples of a block before resampling, at most
+_BLOCK_VALUES = 1 << 20  # most samples of a block before resampling
 _BLOCK_S = 4  # whole seconds, so that a block of any rate is a whole number of samples before and after
 _ZERO_CROSSINGS, _ROLLOFF = 6, 0.99  # torchaudio's defaults
 _MAX_DENSE_KERNEL = 1 << 20  # weights
@@ -36,7 +36,7 @@ class _TorchaudioKernel:
 class _BandedKernel:
     """The same filter for awkward ratios (44,101 Hz), for which torchaudio's kernel would take gigabytes.
 
-    Each of the phases of a second keeps only the taps under its window (formula: torchaudio's
+    Each of the `to_hz` phases keeps only the taps inside its window (formula: torchaudio's
     `_get_sinc_resample_kernel`, Hann window, 6 zero crossings, roll-off 0.99; the tests compare the two).
     """
 

@@ -1,4 +1,4 @@
-"""Where sound goes as it is drawn, the last step of sampling: a sink is a context manager that yields its `Write`."""
+"""Where sound goes as it is drawn, the last step of sampling: a sink is a context manager that yields a `Write`."""
 
 import math
 import os
@@ -24,7 +24,7 @@ Write = Callable[[np.ndarray], None]  # gets [num, n] samples, fp32 in -1..1: th
 
 @dataclass(frozen=True)
 class Output:
-    """Where sound goes as it is drawn."""
+    """The sinks that a user asks for."""
 
     out: Path | str | None = None  # folder for WAV files, or the name of one file, *.wav; "-": stdout
     raw: bool = False  # on stdout, the samples without a WAV header
@@ -40,12 +40,12 @@ class Output:
 
     @property
     def is_piped(self) -> bool:
-        """Whether stdout gets the sound, and so nothing else."""
+        """Whether the sound goes to stdout, to which nothing else may then be written."""
         return self.out == STDOUT
 
     @property
     def is_live(self) -> bool:
-        """Whether someone can listen, and end it, before it is all drawn."""
+        """Whether someone can listen, and stop it, before it is all drawn."""
         return self.is_piped or self.play
 
     @property
@@ -55,12 +55,12 @@ class Output:
 
     @property
     def file(self) -> Path | None:
-        """The one WAV file; None: there is a folder, or no file."""
+        """The single WAV file; None: there is a folder, or no file."""
         path = Path(self.out or "")
         return path if path.suffix.lower() == ".wav" and not path.is_dir() else None
 
     def require_possible(self, *, num: int) -> None:
-        """Raises UserError, before any work is done, if `num` sounds cannot go there."""
+        """Raises UserError, before any work is done, if `num` sounds cannot be written there."""
         if self.folder is not None and is_dataset(self.folder):
             raise UserError(f"--out {self.folder} is a prepared data set; give another folder")
         if (self.is_live or self.file is not None) and num > 1:
@@ -72,9 +72,9 @@ class Output:
     def open(
         self, paths: Sequence[Path], *, sample_rate_hz: int, seconds: float, tell: Callable[[str], None]
     ) -> Iterator[Write]:
-        """Open all that the sound goes to.
+        """Open all sinks, as one.
 
-        paths: of the files in the folder. seconds: length of the sound, which may be inf. tell: shows the user a line.
+        paths: of the WAV files. seconds: length of the sound, which may be inf. tell: shows the user a line.
         Raises UserError for a folder that cannot be written, a sound too long for a file, and a sound device that does
         not play that rate.
         """
@@ -82,7 +82,7 @@ class Output:
             require_wav_length(seconds, sample_rate_hz=sample_rate_hz)
         with ExitStack() as stack:
             sinks = []
-            if self.play:  # first, so that it ends last: files are done while the rest is played
+            if self.play:  # first, so that it is closed last: files are finished while the rest is played
                 sinks.append(stack.enter_context(speaker(sample_rate_hz=sample_rate_hz, seconds=seconds, tell=tell)))
             if self.is_piped:
                 sinks.append(stack.enter_context(piped(raw=self.raw, sample_rate_hz=sample_rate_hz)))
@@ -97,7 +97,7 @@ class Output:
 
 
 def require_free(paths: Sequence[Path]) -> None:
-    """Raises UserError if `wav_files` would replace one of the paths, or what another process is writing."""
+    """Raises UserError if `wav_files` would replace one of the paths, or a file that another process is writing."""
     for path in paths:
         if path.exists():
             raise UserError(f"{path} exists; give another --out or --seed, or move it away")
@@ -107,10 +107,10 @@ def require_free(paths: Sequence[Path]) -> None:
 
 @contextmanager
 def wav_files(paths: Sequence[Path], *, sample_rate_hz: int) -> Iterator[Write]:
-    """Write each sound into its own of `paths`, all in one folder, which is made.
+    """Write each sound into its own file of `paths`; all are in one folder, which is made.
 
-    The files grow as they are written, and until all is written they are named `.unfinished.wav`. Raises UserError for
-    a full disk or a read-only folder.
+    The files grow as sound is drawn, and end in `.unfinished.wav` until all of it is written. Raises UserError for a
+    full disk or a read-only folder.
     """
     growing = [_unfinished(path) for path in paths]
     with ExitStack() as stack:
@@ -132,7 +132,7 @@ def wav_files(paths: Sequence[Path], *, sample_rate_hz: int) -> Iterator[Write]:
 
 @contextmanager
 def piped(*, raw: bool, sample_rate_hz: int) -> Iterator[Write]:
-    """Write the one sound to stdout, at once, as a WAV of unknown length; if `raw`, without its header.
+    """Write a single sound to stdout, unbuffered, as a WAV of unknown length; if `raw`, without its header.
 
     Raises BrokenPipeError if its reader goes away, and UserError for a full disk.
     """

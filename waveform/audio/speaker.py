@@ -12,15 +12,15 @@ import numpy as np
 from waveform.audio.wav import pcm_bytes
 from waveform.system.errors import Trouble, UserError
 
-_HEAD_START_S = 0.5  # drawn when playing begins, at least
-_MOST_SPARE_S = 10.0  # with more drawn than is needed, drawing waits, so that RAM does not grow with the length
-_LATENCY_S = 0.2  # of the sound device: for so long, Python may be too busy to answer it
+_HEAD_START_S = 0.5  # least sound that is drawn before playing begins
+_MOST_SPARE_S = 10.0  # with more to spare, drawing waits, so that RAM does not grow with the length
+_LATENCY_S = 0.2  # of the sound device: Python may be too busy to answer it for that long
 _POLL_S = 0.02
 _INSTEAD = "or give the sound to another program: --out - | aplay"
 
 
 def require_sound_device(*, sample_rate_hz: int) -> None:
-    """Raises UserError if sound of that rate cannot be played here."""
+    """Raises UserError if sound at this rate cannot be played here."""
     with _explained() as sounddevice:
         sounddevice.check_output_settings(samplerate=sample_rate_hz, channels=1, dtype="int16")
 
@@ -29,9 +29,10 @@ def require_sound_device(*, sample_rate_hz: int) -> None:
 def speaker(
     *, sample_rate_hz: int, seconds: float, tell: Callable[[str], None]
 ) -> Iterator[Callable[[np.ndarray], None]]:
-    """Play blocks [1, n] of one sound, `seconds` long in all or inf, as they come; in the end, wait for the last.
+    """Play the blocks [1, n] of one sound as they come, and on leaving, wait until the last has been played.
 
-    tell: shows the user a line. Raises UserError if sound cannot be played here, and Trouble if the device stops.
+    seconds: length of the sound, which may be inf. tell: shows the user a line. Raises UserError if sound cannot be
+    played here, and Trouble if the device stops.
     """
     reserve = _Reserve(seconds, tell, sample_rate_hz=sample_rate_hz)
 
@@ -59,7 +60,7 @@ def speaker(
 
     try:
         yield write
-        # PortAudio drops what its ALSA device has not played when the callback stops, so the last of it is silence.
+        # When the callback stops, PortAudio drops what ALSA has not played yet, so silence is added for it to drop.
         reserve.end(silence_s=stream.latency)
         start()
         while stream.active:
@@ -71,22 +72,22 @@ def speaker(
 class _Reserve:
     """What is drawn and not yet played; the sound device takes from it in a thread of its own.
 
-    Playing begins when there is enough to go on to the end without a pause: half a second, and more if the model is
-    slower than real time. A sound without an end is played whenever there is half a second of it.
+    Playing begins when there is enough to play to the end without a pause: half a second, and more if the model is
+    slower than real time. An endless sound is played whenever half a second of it is ready.
     """
 
     def __init__(self, seconds: float, tell: Callable[[str], None], *, sample_rate_hz: int) -> None:
         self._undrawn_s = seconds
-        self._tell: Callable[[str], None] | None = tell  # None: the user was told
+        self._tell: Callable[[str], None] | None = tell  # None: the user has been told
         self._bytes_per_s = 2 * sample_rate_hz
-        self._lock = threading.Lock()  # of the three below
+        self._lock = threading.Lock()  # for the next three fields
         self._pcm = bytearray()
         self._is_playing = self._is_whole = False
         self._num_blocks = 0
-        self._timed_s, self._timed_since_s = 0.0, 0.0  # sound drawn since a time, by which the speed is measured
+        self._timed_s, self._timed_since_s = 0.0, 0.0  # seconds of sound drawn since a time: the speed
 
     def add(self, samples: np.ndarray) -> bool:
-        """Add the next samples [n]; returns whether it is being played, which begins if there is enough."""
+        """Add the next samples [n]; return whether sound is to be played now, which begins when there is enough."""
         pcm = pcm_bytes(samples)
         self._undrawn_s -= len(pcm) / self._bytes_per_s
         self._num_blocks += 1
@@ -110,14 +111,14 @@ class _Reserve:
         return self._is_playing
 
     def spare_s(self) -> float:
-        """Return by how many seconds there is more than enough; below 0: less."""
+        """Return how many seconds more are ready than are needed to play without a pause; below 0: too few."""
         if not self._timed_s:
             return -math.inf
         waits_s = self._undrawn_s * (self._slowness() - 1) if math.isfinite(self._undrawn_s) else 0
         return len(self._pcm) / self._bytes_per_s - _HEAD_START_S - max(waits_s, 0)
 
     def end(self, *, silence_s: float) -> None:
-        """Say that nothing will be added but a last silence."""
+        """Add a last silence, after which nothing follows."""
         with self._lock:
             self._pcm += bytes(2 * math.ceil(silence_s * self._bytes_per_s / 2))
             self._is_playing = self._is_whole = True
@@ -138,12 +139,12 @@ class _Reserve:
 
 @contextmanager
 def _explained() -> Iterator[Any]:
-    """Yield sounddevice; turn its absence, and the sound device's refusal, into one line."""
+    """Yield the module sounddevice; raise its absence, and errors of the sound device, as a UserError of one line."""
     try:
         import sounddevice
     except ImportError as error:
         raise UserError(f'--play needs sounddevice: pip install "waveform[play]", {_INSTEAD}') from error
-    except Exception as error:  # without PortAudio an OSError; if that does not start, an error of its own
+    except Exception as error:  # an OSError without PortAudio; a PortAudioError if PortAudio does not start
         raise UserError(
             f"--play needs PortAudio ({error}): apt install libportaudio2 or brew install portaudio, {_INSTEAD}"
         ) from error

@@ -1,4 +1,4 @@
-"""Imports torchaudio for the other audio modules, and says what to do if it does not load."""
+"""Imports torchaudio for the other audio modules, and tells the user what to do if it does not load."""
 
 from importlib.metadata import requires
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Writes 16-bit WAV files, the last step of sampling, so that they can be played at any moment of the writing."""
+"""Writes 16-bit WAV files, the last step of sampling; they can be played even while they are being written."""
 
 import fcntl
 import struct
@@ -15,13 +15,13 @@ from waveform.system.output import write_bytes
 
 _WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _MAX_WAV_BYTES = 2**32 - 1 - _WAV_HEADER.size
-# In a pipe nobody can go back to fill in the length. sox writes this for it, and warns of a cut file at any other;
-# ffmpeg, aplay and libsndfile read on to the end of the pipe, as 12 hours are far away.
+# In a pipe, the length cannot be filled in later. sox writes this number instead, and warns of a cut file if it reads
+# another one; ffmpeg, aplay and libsndfile read to the end of the pipe, unless 12 hours come first.
 UNKNOWN_BYTES = 0x7FFFF000
 
 
 def require_wav_length(seconds: float, *, sample_rate_hz: int) -> None:
-    """Raises UserError for a sound that is too long for one WAV file."""
+    """Raises UserError if a sound is too long for one WAV file."""
     longest_s = _MAX_WAV_BYTES / 2 / sample_rate_hz
     if seconds > longest_s:
         raise UserError(
@@ -48,10 +48,10 @@ def wav_header(num_bytes: int, sample_rate_hz: int) -> bytes:
 
 @contextmanager
 def wav_writer(path: Path, *, sample_rate_hz: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """Open a mono 16-bit PCM WAV for what it yields: a function that appends float samples [n], clipped to -1..1.
+    """Open a mono 16-bit PCM WAV, and yield a function that appends float samples [n], clipped to -1..1.
 
     An existing file is replaced. The file on disk is a complete WAV at every moment, so that what a killed process
-    leaves can be played. While it is open, its lock is held (`atomic.is_held`). libsndfile is not used because it hides
+    leaves can be played. While it is open, it is locked (`atomic.is_held`). libsndfile is not used because it hides
     why a write failed. Raises UserError if the disk is full or the folder read-only, and for too many samples.
     """
     with explain_write_errors(path):

@@ -42,7 +42,7 @@ def test_a_csv_has_labels_of_some_files(tmp_path: Path) -> None:
         ("name,speaker\ntop.wav,a\n", "has no column 'path'; its first line must name the columns path,label"),
         ("path,speaker\ntop.wav,a\n", "has no column 'label'"),
         ("path,label\nnone.wav,a\n", "there is no audio file none.wav; paths are relative to the audio folder"),
-        ("path,label\ntop.wav,a\nbob/1.wav,b\ntop.wav,a\n", "line 4: top.wav is there twice; give it one label"),
+        ("path,label\ntop.wav,a\nbob/1.wav,b\ntop.wav,a\n", "line 4: top.wav is listed twice; give it one label"),
         ("path,label\ntop.wav,  \n", "line 2: the label of top.wav is empty; give it one, or leave the line out"),
         ("path,label\ntop.wav,Smith, Ann\n", "line 2: there are more values than columns; quote a value"),
         ("path,label\ntop.wav\n", "line 2: the label of top.wav is empty"),

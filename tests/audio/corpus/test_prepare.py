@@ -366,11 +366,11 @@ _GOOD = None  # in place of a file's content
         (
             {"train/b.wav": _GOOD, "valid/b.wav": _GOOD, "test/b.wav": b"no audio"},
             r"test would be empty: 2 files, divided by .*; add files, .*; "
-            r"mend or remove what was refused of it: test/b.wav: not readable as audio",
+            r"mend or remove the refused files: test/b.wav: not readable as audio",
         ),
         (
             {"test/a.wav": b"", "test/b.wav": _GOOD, "train/b.wav": _GOOD, "valid/b.wav": b"no audio"},
-            "valid would be empty: 2 files, .*; mend or remove what was refused of it: valid/b.wav: not readable",
+            "valid would be empty: 2 files, .*; mend or remove the refused files: valid/b.wav: not readable",
         ),
     ],
 )

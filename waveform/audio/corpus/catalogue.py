@@ -1,6 +1,6 @@
 """Published corpora, described in corpora.yaml: which files of a folder are theirs, and how their authors divided them.
 
-Stands between the scan and the split of `prepare`. Nothing is downloaded: the user unpacks a corpus.
+Used between the scan and the split of `prepare`. Nothing is downloaded: the user unpacks a corpus.
 """
 
 import re
@@ -19,7 +19,7 @@ from waveform.system.errors import UserError
 
 
 class PublishedFigure(NamedTuple):
-    """The NLL of a model of others, in bits a sample."""
+    """The NLL that others published for a model, in bits per sample."""
 
     model: str
     parameters: float | None
@@ -27,11 +27,11 @@ class PublishedFigure(NamedTuple):
 
 
 class _Split(msgspec.Struct, forbid_unknown_fields=True):
-    """How a corpus is divided; one of these."""
+    """How a corpus is divided: exactly one of these is given."""
 
-    lists: dict[str, str] = {}  # split -> the file that names its paths; all others train
+    lists: dict[str, str] = {}  # split -> the file that lists its paths; all other paths are in train
     parts: dict[str, list[str]] = {}  # split -> its parts
-    order: dict[str, float] = {}  # shares valid and test, in natural order
+    order: dict[str, float] = {}  # the shares of valid and test, which follow train in natural order
 
 
 class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,7 +51,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def settings(self) -> list[str]:
-        """Its own settings of `data`, as `key=value`."""
+        """The settings of `data` that suit this corpus, as `key=value`."""
         return [f"data.{key}={value}" for key, value in self.data.items()]
 
     @property
@@ -69,9 +69,9 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return match.groupdict().get("label") if match else None
 
     def extent(self, paths: Iterable[str]) -> tuple[int, int]:
-        """Count the recordings, or speakers, of the corpus among `paths`, and as published.
+        """Count the recordings (or speakers) of the corpus among `paths`, and those that were published.
 
-        A part of which there is nothing is not missing.
+        A part without a single recording here is not counted as published, so it is not missed.
         """
         matches = [match for path in paths if (match := re.fullmatch(self.path, path))]
         if self.labels is not None:
@@ -80,12 +80,12 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return len(matches), sum(self.files.get(part, 0) for part in parts or self.files)
 
     def modality(self, usable: Iterable[str]) -> dict[str, Any]:
-        """What dataset.json says of the corpus, of which the recordings `usable` are in the data set."""
+        """The entry `corpus` of dataset.json, if the recordings `usable` are in the data set."""
         here, published = self.extent(usable)
         return {"corpus": {"name": self.name, "here": here, "published": published}}
 
     def require(self, audio_dir: Path, paths: Sequence[str], *, partial: bool) -> None:
-        """Raises UserError if nothing of the corpus is there, and if something is missing and `partial` is false."""
+        """Raises UserError if no recording of the corpus is there, or if some are missing and `partial` is false."""
         here, published = self.extent(paths)
         if here == 0:
             raise UserError(
@@ -96,11 +96,11 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             unit = "recordings" if self.labels is None else "speakers"
             raise UserError(
                 f"{audio_dir} has {here:,} {unit} of {self.title}, which has {published:,}; "
-                "unpack all of it, or accept a part with --partial; its NLL then compares with no published figure"
+                "unpack all of it, or accept a part with --partial; its NLL cannot be compared with published figures"
             )
 
     def divide(self, audio_dir: Path, paths: Sequence[str], config: SplitConfig) -> Division:
-        """Divide the recordings of the corpus among `paths` as its authors did, or by hash if they did not.
+        """Divide those `paths` that are recordings of the corpus as its authors did, or by hash if they did not.
 
         config: the shares of a division by hash. Raises UserError if a list is missing.
         """
@@ -115,7 +115,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             return Division(splits, rule, said)
         if self.split.order:
             ordered = divide_in_order(members, SplitConfig("order", **self.split.order))
-            # Fewer files would move others to another split.
+            # Their number belongs to the rule: with fewer files, some would change splits.
             return Division(ordered.splits, {**rule, "files": len(members)}, "as published, in natural order")
         if self.split.parts:
             split_of = {part: split for split, parts in self.split.parts.items() for part in parts}
@@ -129,7 +129,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def _listed(path: Path, title: str) -> list[str]:
-    """The paths in a list of a corpus, one a line."""
+    """Read the paths, one on each line, in a file by which a corpus is divided."""
     try:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -144,7 +144,7 @@ def corpora() -> Mapping[str, Corpus]:
 
 
 def find_corpus(name: str) -> Corpus:
-    """The corpus of a name. Raises UserError, with the names, if there is none."""
+    """Return the corpus called `name`. Raises UserError, which lists all names, if there is none."""
     if name not in corpora():
         raise UserError(f"--corpus {name} does not exist; choose one of {', '.join(corpora())}")
     return corpora()[name]

@@ -44,7 +44,7 @@ _MAX_GROUPS = 256  # so that training does not have to keep thousands of files o
 
 @dataclass(frozen=True)
 class Group:
-    """The files of one split that go into one shard, in the order of their paths, and what they become."""
+    """The files of one split that go into one shard, in the order of their paths, and the format of its tokens."""
 
     split: str
     files: tuple[FoundFile, ...]
@@ -80,14 +80,14 @@ def cut_into_groups(files: Iterable[tuple[FoundFile, str]], audio_format: AudioF
 def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
     """Decode, resample and quantise the files of a group into a shard; return their records, refused ones too.
 
-    Raises UserError if the shard or the record cannot be written, and if a folder is not there, as on another machine.
+    Raises UserError if the shard or the record cannot be written, or if this machine (of a cluster) lacks a folder.
     """
     for folder in (audio_dir, data_dir / UNFINISHED):
         if not folder.is_dir():
             raise UserError(f"{socket.gethostname()} does not see {folder}; all workers need the same folders")
     partial = data_dir / UNFINISHED / f"{group.key}.{uuid4().hex}.shard"
     records: Records = {}
-    file_of: dict[str, str] = {}  # utterance -> the file that it is of
+    file_of: dict[str, str] = {}  # utterance -> the file that it comes from
     with ShardWriter(partial, vocab_size=NUM_CLASSES) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
@@ -98,7 +98,7 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
                     about, names = _write_file(writer, file.path, audio_dir, group.audio_format)
             except RefusedFile as refusal:
                 record["refused"] = refusal.reason
-                if isinstance(refusal, DecodingProcessDied):  # of little RAM, perhaps; it is tried again next time
+                if isinstance(refusal, DecodingProcessDied):  # perhaps for lack of RAM; the next run tries again
                     record["died"] = True
             else:
                 record |= about
@@ -117,7 +117,7 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
 
 
 def finished_records(group: Group, data_dir: Path) -> Records | None:
-    """Return what an interrupted run left of exactly this group, or None if that is not complete."""
+    """Return the records that an interrupted run left of exactly this group, or None if they or a shard are damaged."""
     try:
         records: Records = json.loads(_record_path(group, data_dir).read_bytes())
         for shard in {record["shard"] for record in records.values() if "refused" not in record}:
@@ -130,15 +130,15 @@ def finished_records(group: Group, data_dir: Path) -> Records | None:
 def _write_file(
     writer: ShardWriter, name: str, audio_dir: Path, audio_format: AudioFormat
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write one file's tokens as an utterance, or as pieces. Raises RefusedFile, after which nothing is left of them.
+    """Write one file's tokens as one utterance, or one for each piece.
 
-    Returns what the report needs to know about the file, and the names of its utterances.
+    Returns what the report needs to know, and the utterances' names. If it raises RefusedFile, the shard is as before.
     """
     rate = audio_format.sample_rate_hz
     frame, counts = rate // SILENCE_FRAMES_PER_S, Counter[str]()
 
     def encoded(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Tokens of blocks; counts samples, whole frames and those that are silent."""
+        """Yield the tokens of each block; count samples, whole frames and silent frames."""
         for block in blocks:
             frames = block[: len(block) // frame * frame].reshape(-1, frame)
             silent = np.einsum("ij,ij->i", frames, frames) / frame < SILENCE_RMS**2
@@ -149,7 +149,7 @@ def _write_file(
         tokens = encoded(_pieces(file.blocks(sample_rate_hz=rate), audio_format))
         utterances: list[Iterable[np.ndarray]] = [tokens]
         if audio_format.piece_samples is not None:
-            utterances = [[piece] for piece in tokens]  # held until the whole file is known to be sound
+            utterances = [[piece] for piece in tokens]  # held until the whole file is known to be undamaged
             if not utterances:
                 raise RefusedFile(name, f"it is shorter than a piece of {audio_format.piece_samples:,} samples")
         names = [name] if len(utterances) == 1 else [piece_name(name, i) for i in range(len(utterances))]
@@ -170,9 +170,9 @@ def _write_file(
 
 
 def _pieces(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
-    """The pieces [piece_samples] of one file, the last one being what remains, unless that is dropped.
+    """Yield the pieces [piece_samples] of one file, then what remains of it, unless that is dropped.
 
-    Without pieces, all of it, in one part if it is scaled as a whole.
+    If the format has no pieces, yield the whole file: in one part if it is scaled as a whole, otherwise in blocks.
     """
     if audio_format.piece_samples is None and audio_format.normalise == "none":
         yield from blocks  # whole seconds, except the last, so no 20-ms frame spans two blocks

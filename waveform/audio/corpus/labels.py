@@ -14,18 +14,18 @@ FOLDER, CORPUS, NONE = "folder", "corpus", "none"
 
 
 def source_of(labels: str | None) -> str | None:
-    """`data.labels` as a data set keeps it: the path of a CSV is absolute."""
+    """Return `data.labels` as a data set keeps it: with the path of a CSV made absolute."""
     return labels if labels in (None, NONE, FOLDER, CORPUS) else os.path.abspath(labels)
 
 
 def find_labels(
     source: str | None, *, paths: Collection[str], layout: str = "", corpus: Corpus | None = None
 ) -> dict[str, str]:
-    """Labels of the audio files `paths` from `data.labels`: `folder`, `corpus` or a CSV file; none if it is not set.
+    """Find the labels of the audio files `paths`. source: `folder`, `corpus`, a CSV file, or None for no labels.
 
-    A file that the source leaves out has no label. layout: the folders train/... of a corpus that has them, which are
-    not labels. corpus: the published one that the files are of. Raises UserError if the source has no labels, labels
-    another file, or has a name that cannot be a label.
+    A file that the source leaves out has no label. layout: the folders, such as train/, that divide the files and are
+    not labels. corpus: the published corpus of the files. Raises UserError if the source labels no file at all, or one
+    that is not in `paths`, or has a name that cannot be a label.
     """
     if source in (None, NONE):
         return {}
@@ -70,7 +70,7 @@ def _from_csv(file: Path) -> dict[str, str]:
                 path, label = ((row[name] or "").strip() for name in ("path", "label"))
                 line, shown = f"{given}, line {rows.line_num}", printable(path)
                 if path in labels:
-                    raise UserError(f"{line}: {shown} is there twice; give it one label")
+                    raise UserError(f"{line}: {shown} is listed twice; give it one label")
                 if any(row.get(None, [])):  # values beyond the last column
                     raise UserError(f"{line}: there are more values than columns; quote a value that has a comma")
                 if not label:

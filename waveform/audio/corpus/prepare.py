@@ -56,7 +56,7 @@ class DataConfig(AudioFormat):
 
     @property
     def audio_format(self) -> AudioFormat:
-        """What audio becomes."""
+        """The settings that decide the tokens, without those of splits, labels and processes."""
         return AudioFormat(**{known.name: getattr(self, known.name) for known in fields(AudioFormat)})
 
 
@@ -72,16 +72,15 @@ def prepare(
 ) -> Dataset:
     """Bring `data_dir` up to date with the audio under `audio_dir`, and report what was found.
 
-    Only files that are new or have changed (in relative path, size or modification time) are decoded, and those that
-    share a shard with one that has changed or gone; files that have been removed leave the data set. After hundreds of
-    updates, all are decoded again into fewer shards. The same files give the same shards, byte for byte, whether or not
-    earlier runs were killed. The report is written to `data_dir`/report.json, and printed if `show_progress`.
+    Only files that are new or have changed (in relative path, size or modification time) are decoded, and files that
+    share a shard with a changed or removed one; removed files leave the data set. After hundreds of updates, all files
+    are decoded again into fewer shards. The same files give the same shards, byte for byte, whether or not earlier runs
+    were killed. The report is written to `data_dir`/report.json, and printed if `show_progress`.
 
-    corpus: `audio_dir` is this published corpus, of which only the recordings count, divided as its authors did.
-    partial: a part of it is enough. executor: does the work on files, in processes that see both folders; None: this
-    machine does. Raises UserError for anything that a user can fix: no usable audio, a split that would be empty, split
-    settings that differ from those of the data set, a part of a corpus, another preparation that is running, a full
-    disk.
+    corpus: the published corpus in `audio_dir`; only its recordings are used, divided as its authors did. partial:
+    accept a part of it. executor: does the work on files, in processes that see both folders; None: this machine does.
+    Raises UserError for anything that a user can fix: no usable audio, a split that would be empty, split settings that
+    differ from those of the data set, an incomplete corpus, another preparation that is running, a full disk.
     """
     config = config or DataConfig()
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
@@ -102,7 +101,7 @@ def prepare(
     wanted = _wanted(scan, division, corpus)
     asked = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else source_of(config.labels)
     now = _settings(audio_format, division.rule)
-    _read_previous(data_dir, now, asked, wanted)  # says first that the data set is another
+    _read_previous(data_dir, now, asked, wanted)  # refuses another data set before anything else is checked
     require_all_splits(division, [file.path for file in wanted])
     paths = [*(file.path for file in wanted), *scan.refused]
     # Before anything is written, because a mistake in labels must leave no folder behind.
@@ -157,7 +156,7 @@ def prepare(
 
 
 def _wanted(scan: Scan, division: Division, corpus: Corpus | None) -> dict[FoundFile, str]:
-    """The split of each file that is used; the scan takes note of the others."""
+    """Return the split of each file that is used, and note the other files in `scan`."""
     wanted: dict[FoundFile, str] = {}
     for file in scan.files:
         if file.path in division.splits:
@@ -181,7 +180,7 @@ def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
 
 
 def require_folder(source: Path) -> None:
-    """Raises UserError unless a folder is there."""
+    """Raises UserError unless `source` is a folder."""
     if not source.exists():
         raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
     if not source.is_dir():
@@ -195,9 +194,9 @@ def _first_reasons(refused: dict[str, str]) -> str:
 
 @contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
-    """Hold the data set's lock, which the system releases if the process dies. Refuses a folder of anything else."""
+    """Hold the data set's lock, which the system releases if the process dies. Refuses a folder of other files."""
     with explain_write_errors(data_dir):
-        # What is cleaned up in the end must be of a preparation, which makes its lock before anything else.
+        # `_clean` may only remove what a preparation made, and that makes its lock file before anything else.
         ours = {REPORT_FILE, SHARDS, UNFINISHED} if (data_dir / _LOCK_FILE).exists() else set()
         if data_dir.is_dir() and not is_dataset(data_dir):
             foreign = sorted(name for name in os.listdir(data_dir) if name not in ours and not name.startswith("."))
@@ -216,7 +215,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 def prepared_with(data: Dataset) -> dict[str, Any]:
-    """The settings of a data set of audio, besides labels, and what else divided it; none of other data."""
+    """The settings, besides labels, that a data set of audio was prepared with; empty for other data."""
     if data.modality.get("kind") != "audio" or "files" not in data.sources:
         return {}
     return _settings(format_of(data.modality), data.sources["split"])
@@ -230,7 +229,7 @@ def _settings(audio_format: AudioFormat, rule: Mapping[str, Any]) -> dict[str, A
 def _read_previous(
     data_dir: Path, now: dict[str, Any], labels: str | None, wanted: dict[FoundFile, str]
 ) -> Dataset | None:
-    """Return the data set as it is, or None. Raises UserError if bringing it up to date would change its meaning."""
+    """Return the existing data set, or None. Raises UserError if an update would change what it means."""
     if not is_dataset(data_dir):
         return None
     old = read_dataset(data_dir)
@@ -305,7 +304,7 @@ def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> Records:
     in_use = sorted({record["shard"] for record in unchanged.values() if "refused" not in record} - stale)
     if len(in_use) > _MAX_SHARDS:
         return {}
-    with ThreadPoolExecutor() as pool:  # reading and hashing release Python's lock
+    with ThreadPoolExecutor() as pool:  # reading and hashing release the GIL
         whole = list(pool.map(lambda shard: _is_whole(old, shard), in_use))
     stale |= {shard for shard, is_whole in zip(in_use, whole, strict=True) if not is_whole}
     return {path: record for path, record in unchanged.items() if record.get("shard") not in stale}

@@ -1,4 +1,4 @@
-"""NLL that others published for a corpus, and what a run beside it must be like (`compare --published`)."""
+"""NLL that others published for a corpus, and the conditions for comparing a run with it (`compare --published`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ _PROTOCOL, _SPLIT = "clip", "test"
 
 
 def find_published(name: str) -> Corpus:
-    """The corpus of a name, with figures. Raises UserError, with the names, if we know none of it."""
+    """Return the corpus called `name`. Raises UserError, which lists those with published figures, if it has none."""
     known = {each.name: each for each in corpora().values() if each.published}
     if name not in known:
         raise UserError(f"--published {name}: there are figures for {', '.join(known)}")
@@ -20,14 +20,14 @@ def find_published(name: str) -> Corpus:
 
 
 def published_rows(corpus: Corpus) -> list[dict[str, Any]]:
-    """Its figures, each with its source."""
+    """Return the published figures of a corpus, each with its source."""
     return [{**row._asdict(), "source": source} for source, rows in corpus.published.items() for row in rows]
 
 
 def require_same(
     corpus: Corpus, run: Path, config: Mapping[str, Any], *, tested_on: Mapping[str, Any], protocol: str, split: str
 ) -> None:
-    """Raises UserError, with all that differs, unless a run is trained and scored as the published models were.
+    """Raises UserError, which lists all differences, unless a run is trained and scored as the published models were.
 
     run: its name; config: its configuration; tested_on: the modality of the data set that it is scored on.
     """
@@ -52,7 +52,7 @@ def require_same(
 
 
 def _other_data(modality: Mapping[str, Any], corpus: Corpus) -> str:
-    """Say which data that is not all of a corpus a data set has; empty if it is all of it."""
+    """Say what a data set holds instead of a whole corpus; empty if it holds the whole corpus."""
     recorded = modality.get("corpus")
     if not isinstance(recorded, dict) or recorded.get("name") != corpus.name:
         return f"other data than {corpus.title}"

@@ -49,7 +49,7 @@ def scan_folder(audio_dir: Path, *, skip: Path) -> Scan:
             names[:] = sorted(name for name in names if not name.startswith("."))
             roots += [path for name in names if os.path.islink(path := os.path.join(folder, name))]
             prefix = "" if folder == roots[0] else f"{os.path.relpath(folder, audio_dir)}/"
-            for name in files:  # links that form a loop too
+            for name in files:  # includes links that form a loop
                 if not name.startswith("."):
                     _judge_file(scan, prefix + name, audio_dir)
     scan.files.sort()

@@ -1,12 +1,12 @@
 """Decides which files train, validate and test, by a hash of the path or by the user's folders: after the scan.
 
-The hash (BLAKE2b of the path relative to the audio folder) gives each file, or each folder, a fixed position in 0..1:
-the lowest test, the next validate, at least one each. If one was held out because there was no other, files that are
-added can move it from test to valid, and from valid to train, but none the other way: nothing that a model was trained
-on is scored later. Whole files or folders are split, never windows.
+The hash (BLAKE2b of the path relative to the audio folder) gives each file, or each folder, a fixed position in 0..1.
+Those with the lowest positions test, the next validate, at least one each. If a file was held out only because a split
+needs one, files added later can move it from test to valid, or from valid to train, but never the other way: nothing
+that a model was trained on is scored later. Whole files or folders are split, never windows.
 
-Corpora whose figures are published were divided by others: by their own lists (waveform/audio/corpus/catalogue), or in
-natural order. Adding a file there could move others, so a data set divided in order takes no new ones.
+Corpora with published figures were divided by their authors: by lists (waveform/audio/corpus/catalogue), or in natural
+order. In natural order, a new file could move others to another split, so such a data set takes no new files.
 """
 
 import hashlib
@@ -44,8 +44,8 @@ class Division:
     """Which split each file of one audio folder belongs to."""
 
     splits: Mapping[str, str]  # path -> split; a file that is not there is left out
-    rule: Mapping[str, str | float]  # tells one division from another, by the names of the settings if they have one
-    said: str  # a phrase for the report
+    rule: Mapping[str, str | float]  # what identifies the division: settings by their names, and the rest
+    said: str  # the description in the report
     layout: str = ""  # the folders that divide the files: train/test (valid is taken from train) or train/valid/test
 
 
@@ -100,7 +100,7 @@ def position_of(key: str) -> float:
 def divide_by_hash(keys: Mapping[str, str], *, valid: float, test: float) -> dict[str, str]:
     """Return the split of each path by the position of its key: the path, a folder or a speaker.
 
-    valid, test: shares, of at least one key each; 0 takes none.
+    valid, test: shares; a share above 0 takes at least one key.
     """
     position = {key: position_of(key) for key in keys.values()}
     num_test = max(sum(each < test for each in position.values()), test > 0)
@@ -131,7 +131,7 @@ def _natural(path: str) -> list[tuple[int, str]]:
 
 
 def require_all_splits(division: Division, paths: Collection[str], *, refused: str = "") -> None:
-    """Raise UserError if a split would hold none of `paths`. refused: which of its files could not be read, and why."""
+    """Raise UserError if a split would hold none of `paths`. refused: its files that could not be read, and why."""
     present = {division.splits.get(path) for path in paths}
     empty = " and ".join(split for split in SPLITS if split not in present)
     if empty:
@@ -139,5 +139,5 @@ def require_all_splits(division: Division, paths: Collection[str], *, refused: s
         raise UserError(
             f"{empty} would be empty: {counted(len(paths), 'file')}, divided {division.said}; add files, "
             f"or sort them into folders train/, valid/ and test/{cut if len(paths) < len(SPLITS) else ''}"
-            f"{refused and f'; mend or remove what was refused of it: {refused}'}"
+            f"{refused and f'; mend or remove the refused files: {refused}'}"
         )

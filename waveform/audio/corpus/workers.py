@@ -70,7 +70,7 @@ def _results(
             yield group, work(group)
         return
     largest_first = sorted(groups, key=lambda group: -group.size)  # so that no long file is left for the end
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # processes that are started here inherit that
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # inherited by the processes that start here
     try:
         futures = {executor.submit(work, group): group for group in largest_first}
     except OSError as error:  # "handle is closed": a process died while another was starting
@@ -97,7 +97,7 @@ def _processes(num: int) -> Iterator[Executor]:
         ) from error
     finally:
         # The pool does not know of a process that it was starting when another one died, and would wait for it for
-        # ever. After an error, what is half-written is not used.
+        # ever. Killing them is safe: half-written files are never used.
         workers = set(multiprocessing.active_children()) - others
         for worker in workers:
             worker.kill()
@@ -107,7 +107,7 @@ def _processes(num: int) -> Iterator[Executor]:
 
 
 def _start_worker() -> None:
-    """Set up a process of this machine: one thread; its parent answers Ctrl-C; it ends when its parent does."""
+    """Set up a worker process: one thread, Ctrl-C is left to the parent, and the worker ends when the parent does."""
     torch.set_num_threads(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     parent = multiprocessing.parent_process()

@@ -4,5 +4,5 @@ from pathlib import Path
 
 
 def demo_speech_dir() -> Path:
-    """The folder of the bundled recordings, to be given to `prepare`."""
+    """The folder of the bundled recordings, for `prepare`."""
     return Path(__file__).parent / "recordings"
