@@ -192,7 +192,7 @@ def test_hostile_folders_are_refused(place: Path, tmp_path: Path) -> None:
 
     for fields, reason in (
         ({"checkpoint": "../../step_1"}, "is not a configuration that `waveform export` wrote"),
-        ({"library_name": "transformers"}, "it is of 'transformers'"),
+        ({"library_name": "transformers"}, "it is for the library 'transformers'"),
         ({"config": {"model": {"name": "os.system"}}}, "is damaged"),
         ({"progress": "{}"}, "checkpoint"),
     ):

@@ -120,7 +120,7 @@ def test_what_needs_the_data_says_so(bundled: str, archived: Path, speech: Path)
     line = mistake(["train", speech / "data", "run", "--from", bundled, "--from-optimiser"])
     assert "was exported without its optimiser; leave out --from-optimiser" in line and not Path("run").exists()
     line = mistake(["export", bundled, "again.zip", "--optimiser"])
-    assert "was exported without its optimiser itself; leave out --optimiser" in line and not Path("again.zip").exists()
+    assert "was itself exported without its optimiser; leave out --optimiser" in line and not Path("again.zip").exists()
 
 
 def test_a_bundled_run_is_scored_on_the_bundled_speech(
@@ -298,7 +298,7 @@ _ATTACKS: dict[str, tuple[Attack, str]] = {
     "bzip2": (rewritten(method=zipfile.ZIP_BZIP2), "is compressed in another way"),
     "bomb": (bomb, "it would grow by 69,"),
     "two checkpoints": (add("checkpoints/step_00000002/progress.json"), "it has several checkpoints"),
-    "two of one name": (twice, "two files of one name"),
+    "two of one name": (twice, "two of its files have the same name"),
     "overlapping": (overlap, "its files overlap"),
     "many": (rewritten(lambda c: c.update({f"{i}": b"" for i in range(5000)})), "it has 5005 files"),
     "cut": (lambda file: file.write_bytes(file.read_bytes()[:-9]), "is not a run that `waveform export` made"),

@@ -140,7 +140,7 @@ def test_runs_with_other_labels_of_the_same_audio_are_not_compared(place: Path, 
     rows = [f"{path.relative_to(place / 'audio')},x" for path in (place / "audio").rglob("*.wav")]
     (tmp_path / "l.csv").write_text("\n".join(["path,label", *rows]))
     cli("train", place / "audio", tmp_path / "run", *SETTINGS, f"data.labels={tmp_path / 'l.csv'}")
-    assert "different labels of the same utterances" in mistake(["compare", place / "run", tmp_path / "run"])
+    assert "different labels for the same utterances" in mistake(["compare", place / "run", tmp_path / "run"])
     cli("compare", place / "run", tmp_path / "run", "--data", place / "data")
 
 

@@ -104,7 +104,7 @@ def test_other_figures_are_refused(place: Path) -> None:
     assert "tested on 6 of its 38,908 recordings; protocol chunk is not clip;" in line
     assert ": split valid is not test;" in mistake([*compare, place / "on_whole", "--split", "valid"])
     for cut in ("--rows", "--stride"):
-        assert "--published is of clips that are scored whole" in mistake([*compare, place / "on_whole", cut, 8])
+        assert "--published compares clips that are scored whole" in mistake([*compare, place / "on_whole", cut, 8])
     line = mistake(["compare", place / "on_whole", "--published", "youtubemix"])
     differs = "data.piece_samples is 16000, not 131072; data.drop_rest"
     assert f"it was trained on other data than YouTubeMix; {differs}" in line

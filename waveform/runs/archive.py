@@ -2,9 +2,9 @@
 
     config.yaml  metrics.jsonl  checkpoints/step_N/  data/ (the vocabulary of a text)
 
-It is opened as a run folder of the same content, which is checked as any other. Unpacking trusts nothing: only files
-of these names are made, of one checkpoint, and what is large is stored, so that an archive takes no more room than its
-own size and 64 MiB. All of that is checked before anything is written.
+To open it, it is unpacked into a run folder, which is checked like any other. Unpacking trusts nothing: it makes only
+files with these names, of a single checkpoint, and large files are not compressed, so that they take at most 64 MiB
+more than the archive. All of that is checked before anything is written.
 """
 
 import json
@@ -24,7 +24,7 @@ from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, require_writable, sync
 from waveform.system.errors import UserError
 
-_MAX_FILES = 1 << 12  # of a run that 4,000 processes trained
+_MAX_FILES = 1 << 12  # enough for a run that 4,000 processes trained
 _MAX_DEFLATED_BYTES = 1 << 26  # of all files that are compressed, together
 _FILE = re.compile(
     r"config\.yaml|metrics\.jsonl|data/(dataset|tokenizer)\.json|checkpoints/(?P<step>step_[0-9]{1,17})/"
@@ -44,14 +44,14 @@ def write_archive(saved: Saved, file: Path, *, optimiser: bool = False, data_fil
 
 @contextmanager
 def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> Iterator[Path]:
-    """A folder of what others need of a run, its log up to the checkpoint, alone in a temporary folder by `target`.
+    """Yield a folder with what others need of a run, alone in a temporary folder next to `target`.
 
-    optimiser: also what only training needs: unpacked, the run can be resumed. data_files: what of the run's data set
-    it cannot do without. Raises UserError if `target` exists or cannot be written, and if there is no optimiser.
+    Its log ends at the checkpoint. optimiser: also what only training needs, so that it can be resumed. data_files:
+    what it needs of its data set. Raises UserError if `target` exists or cannot be written, or if it has no optimiser.
     """
     run_dir, config, found = saved
     if optimiser and found.progress.weights_only:
-        raise UserError(f"{run_dir} was exported without its optimiser itself; leave out --optimiser")
+        raise UserError(f"{run_dir} was itself exported without its optimiser; leave out --optimiser")
     if target.exists():
         raise UserError(f"{target} exists; give a new name, or remove it")
     require_writable(target, option="the archive")
@@ -60,7 +60,7 @@ def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: I
         with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as place:
             run = Path(place) / "run"
             (run / OWN_DATA_DIR).mkdir(parents=True)
-            config["dataset"]["path"] = ""  # not in which folders its data, and the run that it began from, were
+            config["dataset"]["path"] = ""  # others need not know in which folders its data and its origin were
             if "origin" in config:
                 config["origin"]["run"] = Path(config["origin"]["run"]).name
             (run / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
@@ -73,7 +73,7 @@ def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: I
 
 
 def _zip(place: Path, file: Path) -> None:
-    left = _MAX_DEFLATED_BYTES  # for as many files as there may be: each takes an eighth of it at most
+    left = _MAX_DEFLATED_BYTES  # each compressed file takes at most an eighth of it, so there is room for any number
     with zipfile.ZipFile(file, "w") as archive:
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
             name = path.relative_to(place).as_posix()
@@ -88,7 +88,7 @@ def _zip(place: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Make `folder` the run folder that the archive `file` holds. Raises UserError for anything that is none."""
+    """Unpack the archive `file` into the run folder `folder`. Raises UserError if `file` is not an archive of a run."""
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
@@ -107,12 +107,12 @@ def unpack(file: Path, folder: Path) -> None:
 
 
 def _check(entries: list[zipfile.ZipInfo], *, num_bytes: int) -> None:
-    """Raises ValueError for entries that no run has, or that would take more room than the archive of `num_bytes`."""
+    """Raises ValueError for entries that no run has, or that take too much room for an archive of `num_bytes`."""
     if len(entries) > _MAX_FILES:
         raise ValueError(f"it has {len(entries)} files")
     names = [entry.filename for entry in entries]
     if len(set(names)) < len(names):
-        raise ValueError("it has two files of one name")
+        raise ValueError("two of its files have the same name")
     sizes, steps = {zipfile.ZIP_STORED: 0, zipfile.ZIP_DEFLATED: 0}, set()
     for entry in entries:
         shown, found = ascii(entry.filename[:100]), _FILE.fullmatch(entry.filename)

@@ -12,7 +12,7 @@ from waveform.system.ram import require_ram
 
 
 def model_from(config: dict[str, Any]) -> SequenceModel:
-    """A new model with the fields of `config["model"]`, and what `config["dataset"]` decides of it."""
+    """Build a new model with the fields of `config["model"]`, and with those that `config["dataset"]` decides."""
     fields = {key: value for key, value in config["model"].items() if key != "name"}
     if fields.get("prediction", "none") != "none":
         fields["classes"] = classes_of(config["dataset"].get("modality", {}))
@@ -28,7 +28,7 @@ def labels_of(config: dict[str, Any]) -> list[str]:
 
 
 def window_of(config: dict[str, Any]) -> int:
-    """Tokens of one forward: train.window, or the model's own window, or the chunk."""
+    """Tokens of one forward pass: train.window, or else the model's own window, or else the chunk."""
     train = config["train"]
     return int(train.get("window") or config["model"].get("window") or train["chunk"])
 
@@ -39,7 +39,7 @@ def num_parameters(model: SequenceModel) -> int:
 
 
 def sketch_model(config: dict[str, Any], *, num_copies: int) -> SequenceModel:
-    """The model of `config` without storage for its weights, once this machine is known to have RAM for `num_copies`.
+    """Build the model of `config` without storage for its weights; check that there is RAM for `num_copies` of them.
 
     Raises UserError, naming settings, if the model refuses them or its weights would be too large.
     """
@@ -56,7 +56,7 @@ def sketch_model(config: dict[str, Any], *, num_copies: int) -> SequenceModel:
 
 
 def _lower(config: dict[str, Any]) -> str:
-    """Advice that names the largest sizes."""
+    """Advise the user to lower the model's largest sizes."""
     sizes = {name: value for name, value in config["model"].items() if type(value) is int}
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
     return f"lower {' or '.join(f'model.{name}={sizes[name]}' for name in largest)}"

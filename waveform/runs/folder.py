@@ -1,4 +1,4 @@
-"""A run folder: which files are in it, and the configuration that makes a run the one that it is.
+"""A run folder: the files in it, and which settings of its configuration must stay the same when it is resumed.
 
 config.yaml  metrics.jsonl  tensorboard/  checkpoints/step_N/
 """
@@ -26,12 +26,12 @@ from waveform.system.errors import UserError
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".train.lock"
-OWN_DATA_DIR = "data"  # in an archive's folder: what it has of its data set
+OWN_DATA_DIR = "data"  # in an unpacked archive: its files of the data set
 _MAX_CONFIG_BYTES = 1 << 20
-_MAX_NESTING = 50  # brackets within each other
+_MAX_NESTING = 50  # depth of brackets
 # Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
-# train.decay_steps), what it reports, where its files are, and how the weights began. evaluate_batch_size is no setting
-# any longer, but older runs have it.
+# train.decay_steps), what it reports, where its files are, and how the weights began. evaluate_batch_size is no
+# longer a setting, but older runs have it.
 _MAY_DIFFER = {
     "model": ("local_layers",),
     "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log", "log_every", "sample_seconds",
@@ -39,10 +39,10 @@ _MAY_DIFFER = {
               "sharding", "checkpoint_activations", "compile", "timeout_s", "on_nonfinite", "max_skipped"),
     "data": ("num_workers",),
     "dataset": ("path", "token_range"),  # the second follows from the data
-    "origin": ("run",),  # where it lay; `weights` says which it was
+    "origin": ("run",),  # its path; `weights` identifies it
 }  # fmt: skip
 
-_NO_LABELS = ("data", "labels", "none")  # is null where data has none; `dataset.labels` tells which labels were read
+_NO_LABELS = ("data", "labels", "none")  # counts as null: `dataset.labels` says which labels were read
 
 _Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 _Class = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -50,23 +50,23 @@ _Number = Annotated[float, Meta(ge=0, le=1e300)]
 
 
 class Saved(NamedTuple):
-    """What a run has on disk: its newest checkpoint, and the configuration of that."""
+    """What a run has on disk: its configuration and its newest checkpoint."""
 
-    folder: Path  # of an archive: a temporary one
+    folder: Path  # a temporary one if the run is an archive
     config: dict[str, Any]
     checkpoint: Checkpoint
 
 
 class _Model(Struct):
     name: str
-    window: _Count | None = None  # of models of other packages it may be null
+    window: _Count | None = None  # may be null for models of other packages
 
 
 class _Train(Struct):
     chunk: _Count
     clip_norm: _Number
     aux_weight: _Number
-    window: _Count | None = None  # it and the next: not of agents
+    window: _Count | None = None  # agents have neither this nor `state`
     state: Literal["carry", "utterance", "chunk"] = "utterance"
 
 
@@ -103,7 +103,7 @@ class _Recorded(Struct):
 
 
 def check_run_dir(run_dir: Path) -> None:
-    """Raises UserError if `run_dir` is a file, a folder of anything but a run, or leads elsewhere by links."""
+    """Raises UserError if `run_dir` is a file, a folder of anything but a run, or has links that lead elsewhere."""
     for name in (CONFIG_FILE, LOCK_FILE, METRICS_FILE, CHECKPOINTS_DIR, "tensorboard", "wandb"):
         if (run_dir / name).is_symlink():  # a run from an untrusted place must not make training write elsewhere
             raise UserError(
@@ -113,7 +113,7 @@ def check_run_dir(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file; give a folder for the run")
     if run_dir.is_dir() and any(run_dir.iterdir()) and not (run_dir / CONFIG_FILE).exists():
-        unknown = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]  # like our own lock
+        unknown = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]  # as our lock does
         if unknown:
             raise UserError(f"{run_dir} is not a run but contains other files ({unknown[0]}, ...); give a new folder")
 
@@ -123,7 +123,7 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     if not (run_dir / CONFIG_FILE).exists():
         return
     here = read_config(run_dir)
-    if "dataset" not in config:  # not opened yet
+    if "dataset" not in config:  # the data is not open yet
         here.pop("dataset")
     different = _different(here, config)
     if not different:
@@ -136,8 +136,8 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
         )
     if (found := checkpoint.newest(run_dir)) is not None:
         check_recorded(run_dir, read_config(run_dir), found)
-    causes = [key for key in different if not key.startswith("dataset.checksums")]  # which say only that data differs
-    causes = [key for key in causes if key.startswith("preset (")] or causes  # with a preset, many others differ
+    causes = [key for key in different if not key.startswith("dataset.checksums")]  # they say only that data differs
+    causes = [key for key in causes if key.startswith("preset (")] or causes  # it changes many others
     raise UserError(
         f"{run_dir} contains a run with a different configuration: {'; '.join(causes)}. Give another folder, or "
         f"resume it with the settings in {run_dir / CONFIG_FILE}"
@@ -145,11 +145,11 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration in which fields of the model and of training that did not exist when the run began have defaults.
+    """Give defaults to fields of the model and of training that did not exist when the run began.
 
-    These leave it as it was.
+    With these defaults, the run is what it was.
     """
-    if "learner" in config:  # an agent; earlier versions wrote this setting of other runs
+    if "learner" in config:  # an agent: earlier versions wrote this setting for other runs only
         config = {**config, "train": {"update_period": 1, **config["train"]}}
     known = {"model": model_class(config["model"]["name"]).Config, "train": TrainConfig}
     for section, kind in known.items():
@@ -175,7 +175,7 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _different(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Dotted names of the settings, with both values, for which `new` is not `old` resumed.
+    """List the settings, with both values, that keep `new` from being `old` resumed.
 
     Settings of `data` that did not exist when the run began do not count: `dataset` says what its data is.
     """
@@ -221,8 +221,8 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(text: str) -> dict[Any, Any]:
-    """A configuration that runs may have. Raises what the parser does, and ValueError for what is never written."""
-    # Parsing takes time that grows with length x depth, minutes for a few thousand brackets.
+    """Parse a configuration. Raises the parser's errors, and ValueError for what training never writes."""
+    # The time for parsing grows with length x depth: minutes for a few thousand brackets.
     if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > _MAX_NESTING:
         raise ValueError("it is nested too deeply for a configuration")
     # Aliases are never written, and a few nested ones could expand to more than fits in RAM.
@@ -233,7 +233,7 @@ def _parsed(text: str) -> dict[Any, Any]:
         raise ValueError("it is empty")
     msgspec.convert(config, _Recorded)
     assert isinstance(config, dict)
-    # What is never resolved may have one: names of folders. `${oc.env:NAME}` would be read from this machine.
+    # `${oc.env:NAME}` would read this machine's environment. Names of folders may have it: they are never resolved.
     if "${" in str([value for key, value in config.items() if key not in ("dataset", "origin")]):
         raise ValueError("it has an interpolation (${...}), which is never written")
     return config

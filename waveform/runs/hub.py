@@ -1,9 +1,9 @@
-"""A run as model hubs know one: a folder with a card, in which the weights are one file of safetensors.
+"""A run in the layout of model hubs: a folder with a model card, and the weights in one safetensors file.
 
     README.md  config.json  model.safetensors  metrics.jsonl  learning-curve.png  sample-0.flac ...
     tokenizer.json  dataset.json (of text)
 
-`config.json` has the settings, and the two small files of the checkpoint as they are, so that its digests still hold.
+`config.json` has the settings, and the text of the checkpoint's two JSON files, so that its digests still hold.
 Nothing that is read here can run code: JSON, safetensors and a log.
 """
 
@@ -33,7 +33,7 @@ from waveform.system.errors import UserError
 HUB_CONFIG_FILE = "config.json"
 _WEIGHTS = "model.safetensors"
 _OF_DATA = ("dataset.json", "tokenizer.json")
-_READ = (HUB_CONFIG_FILE, _WEIGHTS, METRICS_FILE, *_OF_DATA)  # of which the run is made
+_READ = (HUB_CONFIG_FILE, _WEIGHTS, METRICS_FILE, *_OF_DATA)  # from which a run is unpacked
 _MAX_CONFIG_BYTES = 1 << 22
 _NAME = re.compile(r"hf:/{1,2}(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")  # a Path has one slash
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -46,7 +46,7 @@ class _HubConfig(msgspec.Struct):
     model_type: str
     config: dict[str, Any]
     checkpoint: Annotated[str, msgspec.Meta(pattern=r"^step_[0-9]{1,17}$")]
-    progress: str  # the files of the checkpoint, as they are
+    progress: str  # the text of the checkpoint's progress.json, and below of its complete.json
     complete: str
 
 
@@ -61,7 +61,7 @@ def write_hub(
 ) -> None:
     """Write a run to the new folder `folder`; arguments and errors as of `staged`.
 
-    about: what the template of the card asks for besides what is saved; examples: makes further files, by name.
+    about: what the card's template needs besides what is saved; examples: makes the files of samples, by name.
     """
     config = saved.config
     with staged(saved, folder, data_files=data_files) as run:
@@ -95,14 +95,14 @@ def write_hub(
 
 
 def is_hub(folder: Path) -> bool:
-    """Whether `folder` is laid out as `write_hub` does."""
+    """Whether `folder` has the layout that `write_hub` gives it."""
     return (folder / HUB_CONFIG_FILE).is_file() and not (folder / CONFIG_FILE).exists()
 
 
 def unpack_hub(source: Path, folder: Path, *, follow_links: bool = False) -> None:
-    """Make `folder` the run folder that `source` holds. Raises UserError for anything that is none.
+    """Unpack a hub's folder `source` into the run folder `folder`. Raises UserError if `source` is not one.
 
-    follow_links: what a hub's own library downloaded is links into its cache.
+    follow_links: for what the hub's own library downloaded, which is a folder of links into its cache.
     """
     path = source / HUB_CONFIG_FILE
     if links := [name for name in _READ if (source / name).is_symlink() and not follow_links]:
@@ -112,7 +112,7 @@ def unpack_hub(source: Path, folder: Path, *, follow_links: bool = False) -> Non
             raise ValueError("it is too long for a configuration")
         content = msgspec.json.decode(path.read_bytes(), type=_HubConfig)
         if content.library_name != "waveform":
-            raise ValueError(f"it is of {content.library_name[:40]!a}")
+            raise ValueError(f"it is for the library {content.library_name[:40]!a}")
         settings = to_yaml(content.config)
     except (OSError, ValueError, RecursionError, OmegaConfBaseException) as error:  # msgspec's errors are ValueErrors
         raise UserError(f"{path} is not a configuration that `waveform export` wrote ({error})") from error
@@ -135,9 +135,9 @@ def is_hub_name(given: Path | str) -> bool:
 
 
 def download(given: Path | str) -> Path:
-    """The folder, in the hub's cache on this machine, with the files of `hf://owner/name@revision` that make a run.
+    """Download the run `hf://owner/name@revision`, and return its folder in the hub's cache on this machine.
 
-    Raises UserError if there is none, or if the hub cannot be reached.
+    Raises UserError if there is no such run, or if the hub cannot be reached.
     """
     try:
         from huggingface_hub import snapshot_download
@@ -150,7 +150,7 @@ def download(given: Path | str) -> Path:
     repo, revision = found["repo"], found["revision"]
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(_READ)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:  # a name that no hub has
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:  # a ValueError for a malformed name
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot download {given}: {reason}") from error
     if not is_hub(folder):

@@ -1,4 +1,4 @@
-"""Validation NLL as runs were trained (Rae et al. 2019, Figure 4): read from their logs, drawn beside each other."""
+"""Validation NLL in the course of training (Rae et al. 2019, Figure 4): read from the logs of runs, and drawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ NUM_PANELS = 3  # updates, tokens and seconds
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The evaluations of one training, in their order; lists of the same length."""
+    """The evaluations of a run in training, in their order; all lists have the same length."""
 
     steps: Sequence[int]
     updates: Sequence[int]  # of the weights
@@ -27,10 +27,10 @@ class LearningCurve:
 
 
 def learning_curve(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any]) -> LearningCurve:
-    """A run's validation NLL by the records of its log; train: that section of its configuration.
+    """Read a run's validation NLL from the records of its log; train: that section of its configuration.
 
-    Tokens at an evaluation that does not record them, of an earlier version, are read off the line through the records
-    around it. A run that was trained without evaluations gives an empty curve.
+    Earlier versions did not record the tokens seen at an evaluation: they are interpolated between the records around
+    it. A run that was trained without evaluations gives an empty curve.
     """
     evaluated = [record for record in records if record["kind"] == "evaluate"]
     known = [record for record in records if "tokens_seen" in record]
@@ -46,7 +46,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any
 
 
 def _updates(step: int, train: Mapping[str, Any]) -> int:
-    """Updates made by `step`, at which a training arrived by the periods of `TrainConfig.chunks_of_update`."""
+    """Number of updates made in the first `step` steps, by the periods of `TrainConfig.chunks_of_update`."""
     early = min(step, train["update_period_from"])
     return early + (step - early) // train["update_period"]
 

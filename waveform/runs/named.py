@@ -1,4 +1,4 @@
-"""Finds the run that a user names: its folder, what `export` made of it, one on a hub or a bundled one."""
+"""Finds the run that a user names: a run folder, an exported run, one on a hub or a bundled one."""
 
 import atexit
 import shutil
@@ -14,7 +14,7 @@ from waveform.system.atomic import explain_write_errors
 from waveform.system.errors import UserError, alias_in_messages
 
 BUNDLED = Path(str(resources.files("waveform.bundled")))
-_unpacked: dict[tuple[Path, int, int], Path] = {}  # archive, as it was -> the folder with its content
+_unpacked: dict[tuple[Path, int, int], Path] = {}  # archive, time, size -> the folder that it was unpacked into
 
 
 def find_run(given: Path | str) -> Path:
@@ -43,12 +43,12 @@ def bundled_names() -> list[str]:
 
 
 def is_bundled(given: Path | str) -> bool:
-    """Whether `given` names a run that comes with waveform: a folder or file of that name comes before it."""
+    """Whether `given` names a run that comes with waveform: a folder or file of that name takes precedence."""
     return str(given) in bundled_names() and not Path(given).exists()
 
 
 def full_name(given: Path | str) -> str:
-    """A name that means the same run in any folder."""
+    """Return a name that means the same run in any working directory."""
     return str(given) if is_bundled(given) or is_hub_name(given) else str(Path(given).resolve())
 
 
@@ -61,14 +61,14 @@ def temporary_folder() -> Path:
 
 
 def _unpack_once(archive: Path, *, unpack: Callable[[Path, Path], None] = unpack) -> Path:
-    """The folder with the content of an archive, or of a hub's folder, called as it is, so that its run is too."""
+    """Unpack an archive, or a hub's folder, into a temporary folder of the same name, which is the run's name too."""
     status = archive.stat()
     key = (archive.resolve(), status.st_mtime_ns, status.st_size)
     if key not in _unpacked:
         place = temporary_folder()
         try:
             unpack(archive, place / archive.stem)
-        except BaseException:  # a program that goes on keeps nothing of an archive that it refused
+        except BaseException:  # leave nothing of a refused archive, because the program may go on
             shutil.rmtree(place, ignore_errors=True)
             raise
         _unpacked[key] = place / archive.stem

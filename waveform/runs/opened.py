@@ -25,8 +25,8 @@ from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 
 _MOST_NAMES = 20  # of labels in a message
-_BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)  # what makes tensors of weights
-_SLACK_BYTES = 1 << 26  # that making a model may take beyond four times its weights
+_BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)  # by which modules make their weights
+_SLACK_BYTES = 1 << 26  # which making a model may take beyond four times the bytes of its weights
 _Used = TypeVar("_Used")
 _Model = TypeVar("_Model")
 
@@ -35,7 +35,7 @@ _Model = TypeVar("_Model")
 class TrainedRun:
     """A trained run, opened: its model in evaluation mode, and what it was trained with."""
 
-    folder: Path  # of an archive: a temporary one
+    folder: Path  # a temporary one if the run is an archive
     config: dict[str, Any]
     model: SequenceModel
     step: int
@@ -65,7 +65,7 @@ class TrainedRun:
         return labels_of(self.config)
 
     def label_number(self, label: str | None) -> int:
-        """The number that its model reads for a label; None: unknown. Raises UserError, with those that are near."""
+        """The number that the model reads for a label; None: unknown. Raises UserError, which suggests similar ones."""
         if label is None:
             return UNKNOWN
         if not self.labels:
@@ -77,7 +77,7 @@ class TrainedRun:
         return 1 + self.labels.index(label)
 
     def reading(self, tokens: TokenSet) -> TokenSet:
-        """A token set as its model reads it: with the labels that it knows."""
+        """A token set as the model reads it: its labels numbered as in training."""
         return tokens.numbered(self.labels)
 
     @property
@@ -142,7 +142,7 @@ def use_saved(run_dir: Path | str, use: Callable[[Saved], _Used], **model_fields
 
 
 class _AtMost(TorchFunctionMode):
-    """Raises `refusal` before tensors of more than `num_bytes` are made, together."""
+    """Raises `refusal` before tensors are made that have more than `num_bytes` in all."""
 
     def __init__(self, num_bytes: int, refusal: UserError) -> None:
         super().__init__()
@@ -161,12 +161,12 @@ class _AtMost(TorchFunctionMode):
 def load_model(
     saved: Saved, make: Callable[[], _Model], trunk: Callable[[_Model], SequenceModel], **set_by_user: int | None
 ) -> _Model:
-    """The model that `make` builds as a configuration describes it, with the weights of the checkpoint.
+    """Build a model with `make`, as the configuration describes it, and load the weights of the checkpoint.
 
-    An untrusted configuration may ask for any size, so RAM is only given to what the weights fill, and to a state that
-    fits on this machine. (A sketch on the device `meta` would load torch.compile, a quarter of a command's start.)
-    trunk: the part with the state; set_by_user: fields of the model that are not the run's.
-    Raises UserError if they do not fit.
+    An untrusted configuration may ask for any size, so making the model may not take much more RAM than the weights,
+    and its state must fit into RAM. (Making it on the device `meta` first would load torch.compile, which is a quarter
+    of a command's start.) trunk: returns the part with the state; set_by_user: fields of the model that the user
+    changes. Raises UserError if the weights do not fit.
     """
     path, found = saved.folder / CONFIG_FILE, saved.checkpoint
     weights = found.model_weights()

@@ -1,7 +1,7 @@
-"""Going on from another run: its settings and weights begin a new one, which has data and a schedule of its own.
+"""Fine-tuning (`train --from`): a new run begins with another's settings and weights, on its own data and schedule.
 
-What a run began from is the section `origin` of its configuration. Its weights are kept as the checkpoint of step 0, so
-that resuming it no longer needs the other run.
+The section `origin` of a run's configuration says what it began from. The weights are kept as its checkpoint of step 0,
+so that resuming it does not need the other run.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Origin:
     """The run that a training goes on from, as a user names it."""
 
     run: Path | str | None = None  # None: it begins from scratch
-    optimiser: bool = False  # take over what its optimiser remembers too
+    optimiser: bool = False  # take over its optimiser's state too
 
     def __post_init__(self) -> None:
         if self.optimiser and self.run is None:
@@ -42,17 +42,17 @@ class Origin:
 def compose_from(
     origin: Origin, run_dir: Path | None, overrides: Sequence[str], *, compose: Callable[..., dict[str, Any]]
 ) -> dict[str, Any]:
-    """The configuration that `compose` makes of `overrides`, with what a run in `run_dir` takes over from its origin.
+    """Compose the configuration of a run in `run_dir` from `overrides` and what it takes over from its origin.
 
-    These are the settings of the model and, unless `overrides` choose a preset, of training. If `run_dir` contains a
-    run already, they are its own, because its origin may be gone. Raises UserError if there is no such run, if the
-    run in `run_dir` began in another way, and for fields of the model with which the weights would not fit.
+    It takes over the settings of the model and, unless `overrides` choose a preset, of training. If `run_dir` already
+    contains a run, they are read there, because the origin may be gone. Raises UserError if there is no such run, if
+    the run in `run_dir` began in another way, and for fields of the model with which the weights would not fit.
     """
     begun = run_dir if run_dir is not None and (run_dir / CONFIG_FILE).exists() else None
     before, record = _new(origin) if begun is None else _begun(begun, origin)
     if record is None:
         return compose(overrides)
-    before = with_defaults(before)  # refuses a model that is a path, at which Hydra would look for a file
+    before = with_defaults(before)  # refuses a model named by a path, where Hydra would look for a file
     given = set(given_by(overrides))
     if "study" in given:
         raise UserError("the settings of a study would give way to those that --from takes over; give them one by one")
@@ -60,7 +60,7 @@ def compose_from(
     config = compose([*own_model, *overrides], any_model=True)
     kept = {"model": config["model"]["name"] == before["model"]["name"], "train": "preset" not in given}
     for section in (name for name in kept if kept[name]):
-        for key in config[section].keys() & before[section].keys():  # not settings of other versions
+        for key in config[section].keys() & before[section].keys():  # none that only one version has
             if f"{section}.{key}" not in given | _OF_THE_MACHINE:
                 config[section][key] = before[section][key]
     if "preset" not in given:
@@ -80,7 +80,7 @@ def load_origin(config: dict[str, Any], learner: Learner) -> None:
 
 
 def find_origin(config: dict[str, Any]) -> Saved:
-    """What `config`, with its section `dataset`, says that a run begins from.
+    """Find the run that one of configuration `config`, with its section `dataset`, begins from.
 
     Raises UserError if that run is gone or no longer the one that the configuration names, was trained on another kind
     of tokens or with other labels, or has no optimiser that fits, if that is asked for.
@@ -88,7 +88,7 @@ def find_origin(config: dict[str, Any]) -> Saved:
     record = config["origin"]
     saved = find_saved(record["run"])
     _, before, found = saved
-    # A run without labels may go on with some, but what its optimiser remembers has no place for them.
+    # A run without labels may go on with labels, but its optimiser's state has no place for them.
     labels = bool(labels_of(before) or record["optimiser"])
     if different := differing_keys(_tokens(before, labels=labels), _tokens(config, labels=labels)):
         without = "--from or --from-optimiser" if record["optimiser"] else "--from"
@@ -106,7 +106,7 @@ def find_origin(config: dict[str, Any]) -> Saved:
 
 
 def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The configuration of the run that a new one begins from, and what the new one records of it; None: nothing."""
+    """The configuration of the run that a new one begins from, and what the new one records of it; None: no origin."""
     if origin.run is None:
         return {}, None
     (_, before, found), weights = use_saved(origin.run, lambda saved: (saved, saved.checkpoint.weights_digest()))
@@ -143,7 +143,7 @@ def _refuse_other_model(run: str, before: dict[str, Any], config: dict[str, Any]
 
 
 def _tokens(config: dict[str, Any], *, labels: bool) -> dict[str, Any]:
-    """What makes tokens mean the same; the recipe of a text says how it was read and scored, pieces are utterances."""
+    """What gives tokens their meaning: not a text's recipe, how recordings were cut, or which corpus they are from."""
     data = config["dataset"]
     modality = {key: value for key, value in data["modality"].items() if key not in ("recipe", "pieces", "corpus")}
     known = {"labels": labels_of(config)} if labels else {}

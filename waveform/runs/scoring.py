@@ -1,4 +1,4 @@
-"""NLL of a trained run on a token set, of any modality, and what every report of it contains."""
+"""Scores a trained run on a token set of any modality, and collects what every report of it contains."""
 
 import sys
 from collections.abc import Hashable, Sequence
@@ -30,7 +30,7 @@ from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.rules import NOT_NEGATIVE, check_rules, one_of, whole_number
 
-_PREDICTED: dict[Hashable, Evaluation] = {}  # runs that are compared have the same tokens
+_PREDICTED: dict[Hashable, Evaluation] = {}  # kept, because runs that are compared have the same tokens
 
 
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
@@ -106,7 +106,7 @@ def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *,
     for run, tokens in reading:
         if tokens.labels != reading[0][1].labels:
             raise UserError(
-                f"the data of {reading[0][0].given} and {run.given} has different labels of the same utterances; name "
+                f"the data of {reading[0][0].given} and {run.given} has different labels for the same utterances; name "
                 "one data set for all of them with --data"
             )
     return next((tokens for _, tokens in [*reading, *labelled]), token_sets[0])
@@ -118,7 +118,7 @@ def nll_by_label(result: Evaluation, tokens: TokenSet) -> list[dict[str, Any]]:
     `label` is None for utterances without one.
     """
     label_of = dict(zip(tokens.names, tokens.labels, strict=True))
-    wholes = [name if name in label_of else name.rpartition("#")[0] for name in result.names]  # of pieces
+    wholes = [name if name in label_of else name.rpartition("#")[0] for name in result.names]  # pieces
     groups: dict[str | None, list[int]] = {}
     for i, whole in enumerate(wholes):
         if result.counts[i]:
@@ -152,9 +152,9 @@ class EvaluateOptions:
     dynamic_lr: Annotated[float, NOT_NEGATIVE] | None = None
     average: Annotated[int, whole_number(1)] = 1  # newest checkpoints whose weights are averaged
     stride: int | None = None  # tokens by which the window of a model without memory moves; None: its length
-    published: str | None = None  # of `compare`: a corpus of audio, whose published figures are shown beside
-    published_words: bool = False  # word-level perplexity divides by the words that the corpus was published with
-    # Pieces that the split is cut into, each from empty memories; None: whole utterances
+    published: str | None = None  # for `compare`: a corpus of audio whose published figures are shown beside the runs
+    published_words: bool = False  # word-level perplexity divides by the number of words published for the corpus
+    # Number of pieces that the split is cut into, each read from empty memories; None: whole utterances
     rows: Annotated[int, whole_number(1)] | None = None
 
     def __post_init__(self) -> None:
@@ -167,11 +167,11 @@ class EvaluateOptions:
             )
 
     def pieces(self, tokens: TokenSet) -> TokenSet:
-        """What is scored of a split: utterances longer than 1/`rows` of it are cut."""
+        """The split as it is scored: utterances longer than 1/`rows` of it are cut."""
         return tokens if self.rows is None else tokens.cut(-(-tokens.num_tokens // self.rows))
 
     def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
-        """Dynamic evaluation, if chosen, with training's clip norm and auxiliary weight. Raises UserError."""
+        """Dynamic evaluation, if chosen, with training's clip norm. Raises UserError if the run is being trained."""
         if not self.dynamic:
             return None
         train, lr, found = run.config["train"], self.dynamic_lr, None
@@ -214,7 +214,7 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
 def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> float | None:
     """NLL per token of linear prediction alone, with no training, on the utterances that `result` scored of `tokens`.
 
-    Its state is reset where the run's was; of windows that overlap, at each utterance. None unless they are sound.
+    Its state is reset wherever the run's was, or at each utterance if windows overlap. None unless tokens are sound.
     """
     classes = classes_of(run.config["dataset"]["modality"])
     if classes is None:
@@ -230,7 +230,7 @@ def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, result: Evaluation
 
 
 def unigram_nats(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> float | None:
-    """NLL per token of the training histogram on the utterances that `result` scored of `tokens`.
+    """NLL per token of a unigram model (the training histogram) on the utterances that `result` scored of `tokens`.
 
     None if the training data is gone.
     """
@@ -287,7 +287,7 @@ def trained_on(entry: dict[str, Any]) -> str:
 
 
 def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The model of each run, with the run's name, or at need its path, if several are of the same model."""
+    """The model of each run; if several have the same model, with the run's name, or if need be its path."""
     models = [entry["model"] for entry in entries]
     named = [f"{entry['model']} ({Path(entry['run']).name})" for entry in entries]
     return [

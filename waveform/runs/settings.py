@@ -1,15 +1,15 @@
-"""Composes a run's configuration: typed defaults, a preset, a study, and `key=value` overrides, by Hydra.
+"""Composes a run's configuration with Hydra: typed defaults, a preset, a study, and `key=value` overrides.
 
 Each family of runs (speech, text, agents) has a root file, which names its groups. The groups `model` and `train`, and
 those that a family adds, come from the dataclasses that document each field. A preset is a YAML file, and so is a study
-of a user's own; what a package brings of studies is in its studies.yaml. Both may have sections:
+that a user writes; the studies of a package are in its studies.yaml. Presets and studies may have sections:
 
     train: {lr: 1e-3}                                       for every run
     models: {wavenet: {train: {lr: 2e-3}}}                  for one model
     recipes: {ptb: {train: {lr: 5e-4}, models: {...}}}      for one recipe, and for a recipe and a model
 
-A later one of these counts over an earlier one, then a study's, then overrides. What a preset inherits from another one
-(Hydra's `defaults`) stands in the same sections.
+Each of these lines overrides those above it; a study overrides the preset, and `key=value` settings override both. What
+a preset inherits from another one (Hydra's `defaults`) is in the same sections.
 """
 
 import copy
@@ -38,11 +38,11 @@ from waveform.system.console import printable
 from waveform.system.errors import UserError
 from waveform.system.plugins import entry_points
 
-_MODELS = "waveform.models.conf"  # has studies for every family: models as others had them
+_MODELS = "waveform.models.conf"  # has studies for every family: models as others configured them
 _SECTIONS = ("recipe", "preset", "preset_model", "study")  # groups whose settings are merged here, in this order
 _OF_HYDRA = ("launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")  # its own groups
 _LONGEST_MESSAGE = 1000  # characters
-_LONGEST_LIST = 20  # of a value in a message
+_LONGEST_LIST = 20  # entries of a list in a message
 _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
     "converted to Integer": "a whole number",
     "converted to Float": "a number",
@@ -51,13 +51,13 @@ _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to giv
 }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # one of each, by which compositions are kept
+@dataclasses.dataclass(frozen=True, eq=False)  # a key of the cache of `_by_hydra`, by identity
 class ConfigFamily:
     """Where the configurations of one family of runs come from."""
 
     module: str  # the package that holds the root file, presets and studies
     root: str  # the root file's name
-    command: str  # what lists all settings, for a hint
+    command: str  # the command that lists all settings, for hints
     train: type[BaseTrainConfig] = TrainConfig  # the fields of the group `train`
     groups: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # group -> choice -> its settings
     plugins: str | None = None  # entry-point group of further packages with presets
@@ -76,7 +76,7 @@ def compose_family(
     config_dir: Path | str | None = None,
     any_model: bool = False,
 ) -> dict[str, Any]:
-    """The resolved configuration as plain dicts.
+    """Compose a configuration, and return it, resolved, as plain dicts.
 
     any_model: the preset need not have sizes for the model. Raises UserError for an unknown key, choice or type, and
     for a preset that has sizes for other models only.
@@ -106,7 +106,7 @@ def compose_family(
 
 
 def _parsed(text: str) -> Override:
-    """A setting, read by Hydra's grammar. Raises UserError, naming it, for anything else."""
+    """Read a setting by Hydra's grammar. Raises UserError, which quotes the text, if it is not one."""
     key, equals, _ = text.partition("=")
     if not equals:
         raise UserError(f"{_shown(repr(text))} is not a key=value setting; an example: train.max_steps=1000")
@@ -129,7 +129,7 @@ def _parsed(text: str) -> Override:
 def _composed(
     family: ConfigFamily, choices: Sequence[Override], config_dir: Path | str | None
 ) -> tuple[DictConfig, dict[str, str]]:
-    """What Hydra makes of the choices, with each preset and study in a section of its own, and what is chosen."""
+    """Let Hydra compose the choices, each preset and study in a section of its own; also return what is chosen."""
     given = [str(choice.input_line).lstrip("+") for choice in choices]
     for choice in choices:
         if not isinstance(choice.value(), str | int):
@@ -139,7 +139,7 @@ def _composed(
     by_hydra = _by_hydra if config_dir is None else _by_hydra.__wrapped__  # a user's own files may change
     try:
         return copy.deepcopy(by_hydra(family, overrides, models))
-    except Exception as error:  # Hydra and its grammar raise whatever they come across
+    except Exception as error:  # Hydra and its grammar raise errors of any type
         if isinstance(error, MissingConfigException) and error.options:
             group, _, name = str(error.missing_cfg_file).rpartition("/")
             raise UserError(f"unknown {group} {_shown(name)!r}; choose one of {', '.join(error.options)}") from error
@@ -151,7 +151,7 @@ def _composed(
 def _by_hydra(
     family: ConfigFamily, overrides: tuple[str, ...], models: tuple[str, ...]
 ) -> tuple[DictConfig, dict[str, str]]:
-    """The same, uncopied, which takes a tenth of a second; models: that are registered."""
+    """Do the same, without a copy, once for each choice: it takes a tenth of a second. models: the registered ones."""
     _register(family, models)
     with initialize_config_module(family.module, version_base="1.3"):
         config = compose(family.root, overrides=list(overrides), return_hydra_config=True)
@@ -159,9 +159,9 @@ def _by_hydra(
     return config, dict(config.pop("hydra").runtime.choices)
 
 
-@functools.lru_cache(maxsize=1)  # the store has what it was given last
+@functools.lru_cache(maxsize=1)  # the store holds the family that was registered last
 def _register(family: ConfigFamily, models: Iterable[str]) -> None:
-    """Give Hydra's store, which is one for all families, the groups of this one."""
+    """Put the groups of this family into Hydra's store, which all families share."""
     store = ConfigStore.instance()
     studies: dict[str, Any] = {}
     for module in (_MODELS, family.module):
@@ -182,7 +182,7 @@ def _register(family: ConfigFamily, models: Iterable[str]) -> None:
 def _model_node(name: str) -> Any:
     """The typed config group of one model: its Config without what the data decides."""
     config = model_class(name).Config
-    types = get_type_hints(config, include_extras=True)  # a module's own names for them mean nothing elsewhere
+    types = get_type_hints(config, include_extras=True)  # resolved in the module whose names they use
     own = (field for field in dataclasses.fields(config) if field.name not in DECIDED_BY_DATA)
     fields = [(field.name, types[field.name], copy.copy(field)) for field in own]
     return dataclasses.make_dataclass("Model", [("name", str, dataclasses.field(default=name)), *fields])
@@ -201,7 +201,7 @@ def _search_path(family: ConfigFamily, config_dir: Path | str | None) -> str:
 def _layers(
     section: Any, source: str, *, model: str, recipe: str | None, recipes: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
-    """What a section sets for every run, then for this model, for this recipe, and for both.
+    """Yield what a section sets for every run, then for this model, for this recipe, and for both.
 
     Raises UserError if it has settings for models or recipes that do not exist.
     """
@@ -213,7 +213,7 @@ def _layers(
                 f"{kind!r} of a preset or study needs settings by name, such as {chosen}: {{train: {{...}}}}"
             )
         for name in parts.keys() - {*known}:
-            raise UserError(f"{source} has settings for {_shown(repr(name))}, which is none of the {kind} here")
+            raise UserError(f"{source} has settings for {_shown(repr(name))}, which is not one of the {kind} here")
         if chosen in parts:
             yield from _layers(parts[chosen], source, model=model, recipe=recipe, recipes=recipes)
 
@@ -237,7 +237,7 @@ def _require_sizes(family: ConfigFamily, preset: Any, chosen: Mapping[str, str])
 
 
 def _merge(family: ConfigFamily, config: DictConfig, settings: dict[str, Any], *, source: str) -> None:
-    """Give settings of a preset or study to a configuration. Raises UserError, naming it, for one that does not fit."""
+    """Merge a preset's or study's settings into a configuration. Raises UserError, naming one that does not fit."""
     for name, value in settings.items():
         if isinstance(config.get(name), DictConfig) and not isinstance(value, dict):
             raise UserError(f"{source}: {name} is {_shown(repr(value))}; it needs settings by name")
@@ -246,23 +246,23 @@ def _merge(family: ConfigFamily, config: DictConfig, settings: dict[str, Any], *
     except ConfigKeyError as error:
         key = str(error.full_key)
         raise UserError(f"{source} sets the unknown {key!r}{_nearest(family, key, config)}") from error
-    except Exception as error:  # OmegaConf raises whatever it comes across
+    except Exception as error:  # OmegaConf raises errors of any type
         raise UserError(f"{source}: {getattr(error, 'full_key', None)}: {_reason(error)}") from error
 
 
 def _apply(family: ConfigFamily, config: DictConfig, override: Override) -> None:
-    """Give a user's setting to a configuration. Raises UserError, naming it, if it is unknown or does not fit."""
+    """Apply a user's setting to a configuration. Raises UserError, naming it, if it is unknown or does not fit."""
     text, key = str(override.input_line), override.key_or_group
     try:
         OmegaConf.update(config, key, override.value())
     except ValidationError as error:
         raise UserError(_shown(f"{_shown(text)}: {_reason(error)}", _LONGEST_MESSAGE)) from error
-    except Exception as error:  # OmegaConf raises whatever it comes across on the way to a key
+    except Exception as error:  # OmegaConf raises errors of any type on the way to a key
         raise UserError(f"unknown setting {_shown(key)!r}{_nearest(family, key, config)}") from error
 
 
 def _resolved(config: DictConfig, overrides: Sequence[Override]) -> dict[str, Any]:
-    """The configuration as plain dicts. Raises UserError for what is missing, or refers to what there is not."""
+    """Return a configuration as plain dicts. Raises UserError if a value is missing or refers to a missing one."""
     texts = {override.key_or_group: _shown(str(override.input_line)) for override in overrides}
     try:
         content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -278,7 +278,7 @@ def _resolved(config: DictConfig, overrides: Sequence[Override]) -> dict[str, An
 
 
 def _nearest(family: ConfigFamily, key: str, config: DictConfig) -> str:
-    """Advice: whose setting it is, the nearest one of a configuration, or else how to list all."""
+    """Advise on an unknown setting: which models have it, what else it may mean, or else how to list all settings."""
     group, _, field = key.rpartition(".")
     models = sorted(ConfigStore.instance().repo["model"].items()) if group == "model" else []
     if names := [file.removesuffix(".yaml") for file, stored in models if field in stored.node]:
@@ -287,12 +287,12 @@ def _nearest(family: ConfigFamily, key: str, config: DictConfig) -> str:
     groups = {group: fields for group, fields in content.items() if isinstance(fields, dict)}
     known = {*content, *(f"{group}.{name}" for group, fields in groups.items() for name in fields)}
     same = sorted(name for name in known if name.endswith(f".{key}"))  # `lr` for train.lr
-    close = same or difflib.get_close_matches(key, sorted(known - {"model.name"}), n=1)  # `model` chooses it
+    close = same or difflib.get_close_matches(key, sorted(known - {"model.name"}), n=1)  # `model` sets it
     return f"; did you mean {close[0]!r}?" if close else f"; `{family.command}` lists all settings"
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a value, in the first of OmegaConf's lines, or what to give in its place."""
+    """Say what is wrong with a value, in OmegaConf's words, or what to give instead."""
     reason = " ".join(str(error).split("full_key")[0].split())
     kind = next((kind for phrase, kind in _KINDS.items() if phrase in reason), None)
     return reason if kind is None else f"give {kind}"
@@ -305,12 +305,12 @@ def _shown(text: str, most: int = 200) -> str:
 
 
 def setting_of(override: str) -> str:
-    """The dotted name of the setting that an override gives, with a + before it or without."""
+    """The dotted name of the setting that an override gives, whether or not it begins with a +."""
     return override.lstrip("+").partition("=")[0]
 
 
 def given_by(overrides: Iterable[str]) -> list[str]:
-    """Dotted names of all settings that overrides give: of `train={lr: 1, beta2: 0.9}`, train.lr and train.beta2."""
+    """Dotted names of all settings that overrides give: for `train={lr: 1, beta2: 0.9}`, train.lr and train.beta2."""
     names: list[str] = []
     for override in overrides:
         name = setting_of(override)
@@ -328,7 +328,7 @@ def leaves(config: Mapping[Any, Any], *, prefix: str = "") -> Iterator[tuple[str
 
 
 def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:
-    """A dataclass instance from one section of a configuration, its types checked.
+    """Make a dataclass instance from one section of a configuration, and check its types.
 
     Raises UserError naming the section, for a file that was edited by hand or written by another version.
     """
@@ -345,16 +345,16 @@ def to_yaml(config: dict[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value in a message; of a list that is long, its beginning."""
+    """Show a value in a message; of a long list, only the beginning."""
     if isinstance(value, list) and len(value) > _LONGEST_LIST:
         return f"{_short(value[:_LONGEST_LIST])} and {len(value) - _LONGEST_LIST} more"
     return json.dumps(value, ensure_ascii=False, default=repr)  # null and true rather than None and True
 
 
 def differing_keys(old: dict[str, Any], new: dict[str, Any], *, prefix: str = "") -> list[str]:
-    """Dotted names of the settings in which two configurations differ, each with both values.
+    """List the settings in which two configurations differ, by their dotted names, each with both values.
 
-    Of a section with another name, such as `model`, only that is one.
+    If a section, such as `model`, has a different `name`, only that is listed.
     """
     different = []
     for key in sorted({*old, *new}) if old.get("name") == new.get("name") else ["name"]:

@@ -1,8 +1,8 @@
 """Evaluation of a model without memory, in windows that overlap, so that each token has a context to be scored with.
 
-Such a model (a plain Transformer, or Transformer-XL without recurrence) begins each window anew. Cut end to end, the
-first tokens of a window have no context; moved by `stride` tokens at a time, each but the first window scores its last
-`stride` tokens only, and the others are read again (Al-Rfou et al. 2018; Dai et al. 2019, section 3.1).
+Such a model (a plain Transformer, or Transformer-XL without recurrence) begins each window anew. If windows do not
+overlap, their first tokens have no context. If they move by `stride` tokens at a time, each but the first scores only
+its last `stride` tokens, and reads the others again (Al-Rfou et al. 2018; Dai et al. 2019, section 3.1).
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from waveform.system.progress import Progress
 def evaluate_sliding(
     run: TrainedRun, tokens: TokenSet, *, stride: int, world: World, classes: torch.Tensor | None = None
 ) -> Evaluation:
-    """Score every token of `tokens` once, with a context of `window` - `stride` tokens or more if there are as many.
+    """Score every token of `tokens` once, with a context of `window` - `stride` tokens or more if so many precede it.
 
     classes: of each token id, as in the engine's `evaluate`. Under torchrun each rank scores its share of the windows.
     Raises UserError for a model that carries memory or reads labels, and for a stride outside 1 to the window.
@@ -37,7 +37,7 @@ def evaluate_sliding(
             "carries the context; leave it out"
         )
     if run.labels:
-        raise UserError("--stride is for runs without labels, which an utterance's first window alone would read")
+        raise UserError("--stride is for runs without labels, which only an utterance's first window would read")
     if not 1 <= stride <= window:
         raise UserError(f"--stride is {stride}; it must be from 1 to the window, {window}")
     tally = Tally(tokens, classes=classes, device=world.device)
@@ -52,7 +52,7 @@ def evaluate_sliding(
 
 
 def _places(tokens: TokenSet, *, window: int, stride: int) -> list[tuple[int, int]]:
-    """(utterance, first token) of every window: the first at 0, and as many more as reach the utterance's end."""
+    """List (utterance, first token) of every window: an utterance's first begins at 0, and its last reaches the end."""
     return [
         (utterance, start)
         for utterance, length in enumerate(tokens.lengths)

@@ -1,4 +1,4 @@
-"""Says where each setting of a run's configuration is from, by the table in sources.yaml."""
+"""Says which paper or script each setting of a run's configuration comes from, by the table in sources.yaml."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 
 from waveform.runs.settings import leaves, setting_of, to_yaml
 
-_HEADING = "# Comments say what states a value; one without is ours, or yours.\n"
+_HEADING = "# Comments say where a value comes from; one without a comment is ours, or yours.\n"
 
 
 def sources(config: Mapping[str, Any], *, domain: str, study: str = "none") -> dict[str, str]:
-    """The source of each setting that has one and still has its value, by names such as `train.lr`.
+    """The source of each setting that has one and still has its value from there, by names such as `train.lr`.
 
     config: as `compose_config` returns it; domain: `audio`, or the recipe.
     """
@@ -24,7 +24,7 @@ def sources(config: Mapping[str, Any], *, domain: str, study: str = "none") -> d
 
 
 def stated_values(run: str) -> dict[str, tuple[Any, str]]:
-    """Setting -> value and source, of a run named DOMAIN/PRESET/MODEL/STUDY."""
+    """Setting -> value and source, for a run named DOMAIN/PRESET/MODEL/STUDY."""
     stated: dict[str, tuple[Any, str]] = {}
     for patterns, by_source in source_table().items():
         if any(fnmatch(run, each if each.count("/") == 3 else f"{each}/*") for each in patterns.split(", ")):
@@ -42,7 +42,7 @@ def source_table() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def annotated(config: dict[str, Any], *, domain: str, overrides: Sequence[str] = ()) -> str:
-    """The YAML of a configuration with the source of each setting behind it; overrides: they name its study."""
+    """The YAML of a configuration with the source of each setting in a comment; overrides: may name its study."""
     studies = [override.partition("=")[2] for override in overrides if setting_of(override) == "study"]
     known = sources(config, domain=domain, study=studies[-1] if studies else "none")
     section, lines = "", []

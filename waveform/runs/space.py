@@ -1,4 +1,4 @@
-"""What `tune` searches, apart from the search, which needs Optuna: settings and their values, read from YAML.
+"""The space that `tune` searches: settings and their values, read from YAML. The search itself is in waveform/tuning.
 
     train.lr: {low: 1e-3, high: 2e-2, log: true}   a range
     train.batch_size: [4, 8, 16]                   choices
@@ -6,7 +6,7 @@
       small: {model.d_model: 64, model.num_heads: 4}
       wide: {model.d_model: 96, model.num_heads: 6}
 
-A package brings those of its models in `spaces.yaml`, beside its presets: MODEL: {...}. A user's file may be so too.
+A package has the spaces of its models in `spaces.yaml`, beside its presets: MODEL: {...}. A user's file may do so too.
 """
 
 import json
@@ -44,7 +44,7 @@ class SearchConfig:
     trials: int = 20
     seed: int = 0  # of what is drawn from the space; that of the runs is the setting `seed`
     space: Path | None = None  # a YAML file; None: the one that comes with the model
-    storage: str | None = None  # URL of a database that other machines search in too; None: a file in the folder
+    storage: str | None = None  # URL of a database that other machines share; None: a file in the folder
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -73,7 +73,7 @@ class Range(Struct, frozen=True, forbid_unknown_fields=True):
 class Space:
     """What a search varies: each dimension is a range of one setting, or a choice of the values of one or several."""
 
-    place: str  # the file that it is from, for messages
+    place: str  # the file that it comes from, for messages
     dimensions: Mapping[str, Range | Choices]
 
     def settings_of(self, dimension: str) -> set[str]:
@@ -87,7 +87,7 @@ class Space:
         return Space(self.place, {name: self.dimensions[name] for name in kept})
 
     def draw(self, trial: "Trial") -> dict[str, Any]:
-        """Let Optuna draw from every dimension; what it drew for this trial before stays."""
+        """Let Optuna draw from every dimension; what it has already drawn for this trial stays."""
         drawn: dict[str, Any] = {}
         for name, values in self.dimensions.items():
             if not isinstance(values, Range):
@@ -110,7 +110,7 @@ class Space:
         return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
 
     def drawn_by(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What would have been drawn for a configuration, in the dimensions that contain it."""
+        """What has to be drawn to get a configuration, in the dimensions that contain its values."""
         drawn: dict[str, Any] = {}
         for name, values in self.dimensions.items():
             if not isinstance(values, Range):
@@ -183,13 +183,13 @@ def _parse(text: str, place: str, model: str) -> Space | None:
         _check(space)
     except UserError:
         raise
-    except Exception as error:  # whatever a YAML parser raises, and of what is not a search space
+    except Exception as error:  # whatever a YAML parser raises, and ours for what is not a space
         raise UserError(f"{place} is not a search space: {' '.join(str(error).replace('`$.', '`').split())}") from error
     return space
 
 
 def _dimension(name: str, value: list[Scalar] | dict[str, Any]) -> Range | Choices:
-    """A dimension from what the file says; choices of one setting get their values as names."""
+    """Make a dimension of what the file says; choices of a single setting are named by their values."""
     if isinstance(value, list):
         return {each if isinstance(each, str) else json.dumps(each): {name: each} for each in value}
     if "low" in value or "high" in value:
@@ -205,7 +205,7 @@ def _check(space: Space) -> None:
             raise ValueError(f"{name}: low must be below high, both finite, and above 0 if log is true")
         for setting in space.settings_of(name):
             if "." not in setting:
-                raise ValueError(f"{setting} cannot be searched; settings are named as train.lr is")
+                raise ValueError(f"{setting} cannot be searched; settings have names such as train.lr")
             if setting in taken:
                 raise ValueError(f"both {taken[setting]} and {name} give values to {setting}")
             taken[setting] = name

@@ -1,4 +1,4 @@
-"""How fast a run was trained, slice by slice, by the records of its log; and what to warn of when runs are compared."""
+"""How fast a run was trained, slice by slice, by the records of its log; and warnings for when runs are compared."""
 
 import math
 import statistics
@@ -12,8 +12,8 @@ from waveform.engine.turns import SLICE_S
 
 _FEWEST_SLICES = 8  # below that, quartiles say nothing
 _STEADY = 0.8  # least ratio of the slower quartile of slices to the faster one that passes for even speed
-_IDLE = 0.1  # of the training time: waiting for a core
-_ALIKE = 0.9  # of two runs' shares of their undisturbed speed
+_IDLE = 0.1  # most of the training time that may be spent waiting for a core
+_ALIKE = 0.9  # least ratio of two runs' shares of their undisturbed speed that passes for equal
 _UNDISTURBED = 0.9  # quantile of a run's slices that passes for an idle machine
 
 
@@ -36,8 +36,8 @@ def training_speed(records: Sequence[Mapping[str, Any]]) -> float | None:
 def waited_share(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any]) -> float | None:
     """Share of the training time in which the first thread waited for a core.
 
-    None if the log does not say, and if that cost no updates by the settings `train`: without a limit of time, or if
-    waiting does not count.
+    None if the log does not say, and if waiting cost no updates, because the settings `train` have no limit of time or
+    do not count waiting.
     """
     if train.get("max_seconds") is None or not train.get("count_waiting", True):
         return None
@@ -46,11 +46,11 @@ def waited_share(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any])
 
 
 def warnings_of(figures: Mapping[str, Mapping[str, Any]], *, unit: str = "sample") -> list[str]:
-    """Lines that say which runs did not have the machine to themselves, and whether some had it more.
+    """Warn of runs that did not have the machine to themselves, and of other programs that slowed some runs more.
 
-    figures: of each run by its name, as `compare` returns them. Compared are the quartiles of each run's slices: the
-    slower one below 0.8 of the faster one is worth a warning. A run's share of its undisturbed speed is its mean over
-    the 0.9 quantile of its slices. Waiting for a tenth of the time is worth a warning. unit: what a token is called.
+    figures: of each run by its name, as `compare` returns them. A run is warned of if the slower quartile of its slices
+    is below 0.8 of the faster one, or if it waited for more than a tenth of the time. Its share of its undisturbed
+    speed is its mean speed divided by the 0.9 quantile of its slices. unit: what a token is called.
     """
     lines, shares = [], {}
     waits = {name: entry["train_waited_share"] or 0 for name, entry in figures.items()}

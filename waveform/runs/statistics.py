@@ -11,7 +11,7 @@ _FEWEST_UTTERANCES = 5  # for an interval that means something
 
 
 def students_t(num: int) -> float:
-    """Standard errors in half a 95% interval of the mean of `num` values, at least two."""
+    """Half the width of a 95% interval of the mean of `num` values, at least two, in standard errors."""
     from scipy.stats import t  # it takes a second to import
 
     return float(t.ppf(0.975, num - 1))
@@ -48,7 +48,7 @@ def paired_interval(a: Evaluation, b: Evaluation) -> list[float] | None:
 
 
 def with_intervals(value: float, *intervals: Sequence[float] | None, decimals: int = 4, sign: str = "") -> str:
-    """`1.2345 [1.2000, 1.2700]`, with as many intervals as there are; sign: "+" for a difference."""
+    """`1.2345 [1.2000, 1.2700]`, with all intervals that are not None; sign: "+" for a difference."""
     form = f"{sign}.{decimals}f"
     known = [interval for interval in intervals if interval is not None]
     return " ".join([f"{value:{form}}", *(f"[{low:{form}}, {high:{form}}]" for low, high in known)])

@@ -28,7 +28,7 @@ from waveform.system.console import counted, say
 from waveform.system.cpu import why_threads
 from waveform.system.locks import locked
 
-_ROWS_OF_A_LOOK = 16  # of each process: more would be faster, but each begins with empty memories
+_ROWS_OF_A_LOOK = 16  # of a validation, in each process: more would be faster, but each begins with empty memories
 
 
 def check_fits(
@@ -38,7 +38,7 @@ def check_fits(
 
     dataset: `vocab_size` and `modality` of the data, which decide the rest of the model.
     """
-    # With a GPU, whose own allocator refuses, or with sharding, this machine's RAM only holds the weights themselves.
+    # With a GPU, whose own allocator refuses too large a model, or with sharding, RAM holds only the weights.
     alone = world.device.type == "cpu" and train_config.sharding == "none"
     sketch = sketch_model({**config, "dataset": dataset}, num_copies=4 if alone else 1)
     check_sizes(train_config, window=window_of(config), num_ranks=world.size)
@@ -48,7 +48,7 @@ def check_fits(
 
 @contextmanager
 def claim(run_dir: Path, config: dict[str, Any], *, world: World, timeout_s: float) -> Iterator[None]:
-    """Make a run folder if need be, and hold it for a training with `config`, on the first rank for all.
+    """Make a run folder if need be, and lock it while training with `config`; the first rank does so for all.
 
     Raises UserError for a folder with a run of another configuration, and if another process is training there.
     """
@@ -121,7 +121,7 @@ def open_training(
         if "origin" in config and trainer.resumed_from is None:
             if world.shows:
                 say(f"beginning with the weights of {config['origin']['run']}, step {config['origin']['step']:,}")
-            trainer.save()  # so that this run needs its origin no longer
+            trainer.save()  # so that this run no longer needs its origin
         yield trainer
 
 
@@ -135,6 +135,6 @@ def say_threads(world: World, *, in_kernels: bool = False) -> None:
 
 
 def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> TokenSet:
-    """`valid` with long utterances cut, so that train.evaluate_tokens of it are several rows for every process."""
+    """Cut the long utterances of `valid`, so that `train.evaluate_tokens` of it make several rows for every process."""
     num_tokens = min(valid.num_tokens, config.evaluate_tokens or valid.num_tokens)
     return valid.cut(max(1, -(-num_tokens // (_ROWS_OF_A_LOOK * world.size))))

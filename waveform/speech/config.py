@@ -2,9 +2,9 @@
 
     config = { preset, seed, model: {name, ...}, data: {...}, train: {...} }
 
-A preset is a YAML file `preset/NAME.yaml`, with what it sets for one model in its section `models`. A package of models
-brings presets, what it adds to others (`preset_model/PRESET_MODEL.yaml`) and search spaces (`spaces.yaml`) in a package
-that the entry-point group `waveform.configs` names.
+A preset is a YAML file `preset/NAME.yaml`; its section `models` has what it sets for single models. Whoever adds models
+brings presets, additions to other presets (`preset_model/PRESET_MODEL.yaml`) and search spaces (`spaces.yaml`) in a
+package that the entry-point group `waveform.configs` names.
 """
 
 from dataclasses import dataclass

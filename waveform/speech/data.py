@@ -1,4 +1,4 @@
-"""Which data set a run on speech reads: the one that is named, or what is prepared of a folder of raw audio."""
+"""Which data set a run on speech reads: the one that a user names, or one prepared from a folder of raw audio."""
 
 import hashlib
 import os
@@ -27,9 +27,9 @@ from waveform.system.errors import UserError
 
 
 def cache_of(source: Path, *, run_dir: Path) -> Path:
-    """Where the data set of a folder of raw audio is kept, named after the folder and its path.
+    """Where the data set that is prepared from a folder of raw audio is kept, named after the folder and its path.
 
-    It is next to the run; of a run that comes with waveform or is on a hub, in the folder that one is in.
+    It is next to the run, or in the working directory if the run comes with waveform or is on a hub.
     """
     resolved = source.resolve()
     name = f"{resolved.name}-{hashlib.blake2b(os.fsencode(resolved), digest_size=4).hexdigest()}.prepared"
@@ -37,10 +37,10 @@ def cache_of(source: Path, *, run_dir: Path) -> Path:
 
 
 def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World) -> Dataset:
-    """The data set at `source`; raw audio is first prepared into a folder next to the run, which is then printed.
+    """Open the data set at `source`; raw audio is first prepared into a folder next to the run, whose path is printed.
 
-    Its labels are those that `config` asks for; if it does not say, those of a data set, and none of raw audio. Raises
-    UserError as `prepare` does.
+    Its labels are those that `config` asks for; if it does not say, a data set has its own, and raw audio has none.
+    Raises UserError as `prepare` does.
     """
     if is_dataset(source):
         return as_asked(read_dataset(source), config, prepared=True)
@@ -49,7 +49,7 @@ def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World) 
         if world.is_first:
             if world.shows:
                 say(f"preparing {source} into {cache} (once; later runs reuse it)")
-            # Other runs may read the labels that it has.
+            # A run that reads no labels leaves those that the data set already has to other runs.
             prepared_as = replace(config, labels=None) if config.labels == NONE else config
             prepare(source, cache, config=prepared_as, show_progress=world.shows)
     return as_asked(read_dataset(cache), config, prepared=False)
@@ -58,16 +58,16 @@ def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World) 
 def as_asked(data: Dataset, config: DataConfig, *, prepared: bool) -> Dataset:
     """A data set with the labels that a run with these settings reads, as `open_data` returns it.
 
-    prepared: the user named the data set itself, and not the audio that it is of.
+    prepared: the user named the data set itself, and not the audio that it was prepared from.
     """
     reads_labels = prepared if config.labels is None else config.labels != NONE
     return data if reads_labels else replace(data, labels={})
 
 
 def data_of_training(source: Path, run_dir: Path, config: dict[str, Any], *, world: World) -> Dataset:
-    """The data set at `source`, prepared first if it is raw audio, unless the run in `run_dir` began with it.
+    """Open the data set at `source`, which is prepared first if it is raw audio.
 
-    Then it is not brought up to date: files added since would change what the run is trained on.
+    If the run in `run_dir` began with it, it is left as it is: files added since would change what the run learns from.
     """
     data_config: DataConfig = typed(DataConfig, config["data"], section="data")
     cache = cache_of(source, run_dir=run_dir).resolve()
@@ -86,17 +86,17 @@ def data_of_training(source: Path, run_dir: Path, config: dict[str, Any], *, wor
 
 
 def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Raises UserError for a setting of the data among `overrides` with which the data set was not prepared."""
+    """Raises UserError if `overrides` contain a setting of the data with which the data set was not prepared."""
     data = read_dataset(data_dir)
     before = prepared_with(data)
     if not before:  # not audio
         return
     given = {name: value for name, value in leaves({"data": config["data"]}) if name in given_by(overrides)}
     given.pop("data.num_workers", None)
-    if "data.labels" in given:  # labels need not be read
+    if "data.labels" in given:  # a run need not read them
         labels, labelled = source_of(given["data.labels"]), data.sources.get("labels")
         before["data.labels"], given["data.labels"] = labelled, labelled if labels in (None, NONE) else labels
-    # A share, for example, if folders divided the files.
+    # Not used is a share, for example, if folders divided the files.
     if different := differences({name: before.get(name, "not used") for name in given}, given):
         raise UserError(
             f"{data_dir} was prepared differently: {different}; leave the setting out, or prepare the audio into "
@@ -123,8 +123,8 @@ def _prepared(recordings: Path, labels: str) -> Path:
 def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
     """The tokens of a split of the run's own data set, or of another (prepared first if it is raw audio).
 
-    Of a bundled run, which comes without its data: those of the bundled speech, or of the bundled voices if it knows
-    labels. It has not learned from their validation and test recordings. Raises UserError for a damaged shard, which it
+    A bundled run comes without its data, so it gets those of the bundled speech, or of the bundled voices if it knows
+    labels; it has not learned from their validation and test recordings. Raises UserError for a damaged shard, which it
     names, and if the data is gone or of another kind.
     """
     if data is None:
@@ -137,7 +137,7 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
     require_folder(data)
     audio_format = format_of(run.config["dataset"]["modality"])
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
-    # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.
+    # A data set has its own labels, and raw audio none; the number of processes depends on the machine, not on a run.
     config = replace(config, **vars(audio_format), labels=None, num_workers=None)
     dataset = open_data(data, run_dir=run.given, config=config, world=World(show_progress=show_progress))
     require_audio(dataset.modality, data)

@@ -1,4 +1,4 @@
-"""What runs on speech bring to the verbs."""
+"""The domain of speech: what the verbs need to know of runs on audio (waveform/domain.py has the interface)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -35,11 +35,11 @@ from waveform.speech.run import Run, load
 from waveform.system.errors import UserError
 from waveform.system.signals import StopRequest
 
-_EXAMPLE_S = 4.0  # of each sound on a card
+_EXAMPLE_S = 4.0  # of each sound on a model card
 
 
 class Speech(TokenDomain):
-    """What runs on speech bring to the verbs."""
+    """Runs on speech, and on any other audio."""
 
     kind = "audio"
     runs = "runs on audio"
@@ -49,7 +49,7 @@ class Speech(TokenDomain):
     family = SPEECH
     race_models = ("compressive_transformer", "transformer_xl", "wavenet")
     race_baseline = "wavenet"
-    tune_preset = "demo"  # its schedule is one of time, for small models
+    tune_preset = "demo"  # for small models, with a schedule by time
     asked: ClassVar[Mapping[str, type[SoundContents]]] = {"contents": SoundContents}
     load = staticmethod(load)
     open_split = staticmethod(open_split)
@@ -68,7 +68,7 @@ class Speech(TokenDomain):
         except UserError as error:
             if "unknown preset" not in str(error) or is_dataset(request.source):
                 raise
-            require_folder(request.source)  # perhaps one of texts
+            require_folder(request.source)  # it may be one of texts
             guess = f"{request.source} is not a prepared data set, so this takes it as a folder of audio"
             raise UserError(f"{error}; {guess}") from error
 
@@ -148,10 +148,10 @@ class Speech(TokenDomain):
     ) -> list[dict[str, Any]]:
         corpus = find_published(str(options.published))
         if options.rows is not None or options.stride is not None:
-            raise UserError("--published is of clips that are scored whole; leave --rows and --stride out")
+            raise UserError("--published compares clips that are scored whole; leave --rows and --stride out")
         for run in runs:
             folder = Path(run.config["dataset"]["path"] if data is None else data)
-            tested_on = read_dataset(folder).modality if is_dataset(folder) else {}  # raw audio says nothing
+            tested_on = read_dataset(folder).modality if is_dataset(folder) else {}  # raw audio does not say
             protocol = self.protocol(run.config["train"], options)
             require_same(corpus, run.given, run.config, tested_on=tested_on, protocol=protocol, split=options.split)
         return published_rows(corpus)
