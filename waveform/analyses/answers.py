@@ -33,10 +33,10 @@ def attention_on_answers(
 ) -> dict[str, Any]:
     """Return the mean weight on the slot that holds the answer, by layer, head and distance.
 
-    distances: for each of `tokens`, the steps back to the last time that the same answer stood there; 0: not an answer.
-    max_tokens: at most how many to read, in whole utterances; the first is read anyway. weight [L, H, N]: of answers in
-    a slot; None if there are none. held [N]: the share that is in one: the others are out of the layer's reach. If the
-    model has nothing to look at, the figures say why.
+    distances: for each of `tokens`, the steps back to where the same answer was last read; 0: it is not an answer.
+    max_tokens: at most how many to read, in whole utterances; the first is read anyway. weight [L, H, N]: mean over the
+    answers that a slot holds; None if there are none. held [N]: the share of answers that a slot holds; the others are
+    out of the layer's reach. If the model has nothing to look at, the figures say why.
     """
     if isinstance(model := attending(run), str):
         return {"absent": model}
@@ -83,12 +83,12 @@ def _find(dealt: DealtWindow, distances: TokenSet, *, width: int) -> _Answers:
         distance_BT[row, :length] = torch.from_numpy(part.astype(np.int64))
     rows_A, queries_A = distance_BT.nonzero(as_tuple=True)
     distance_A = distance_BT[rows_A, queries_A]
-    # The target of input i is token i + 1 of the stream: what lies d before it was itself input i + 1 - d.
+    # The target of input i is token i + 1 of the stream: the token d steps before it is input i + 1 - d.
     return _Answers(rows_A, queries_A, queries_A + 1 - distance_A, (distance_A - 1) // width)
 
 
 def _holding(answers: _Answers, slots: Slots, config: CompressiveTransformerConfig) -> tuple[Tensor, Tensor]:
-    """Return the slot [A] whose time is nearest to that of each answer, and whether it covers it and is visible [A].
+    """Return the slot [A] nearest in time to each answer, and whether that slot covers the answer and is visible [A].
 
     A slot of the window or of memory covers its own step, a compressed slot the c steps around its time. Steps that
     were dropped are in no slot.

@@ -48,7 +48,7 @@ class NllByPlace:
 
 
 def _fitting(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[int]:
-    """Those of `order` that fit; the shortest if none does."""
+    """Those utterances of `order` that fit into `max_tokens` together, or the shortest if none does."""
     chosen, left = [], max_tokens
     for index in order:
         if lengths[index] <= left:

@@ -73,9 +73,9 @@ def context_grid(tokens: TokenSet, *, step: int, longest: int, max_tokens: int) 
 def losses_by_context(run: TrainedRun, tokens: TokenSet, grid: ContextGrid, *, progress: Progress) -> np.ndarray:
     """Return the NLL in nats [J, P] of each position at each context length, every context read from a fresh state.
 
-    As in evaluation, a fresh state begins with the begin-of-utterance input, and so with the label. If a window of the
-    model does not know what came before it, the last window of tokens is read, however long the context, so that none
-    stands at the start of a window without one.
+    As in evaluation, a fresh state begins with the begin-of-utterance input, and so with the label. If a model carries
+    nothing from window to window, it reads only the last window of each context, so that no token is scored at the
+    start of a window, where it would have no context.
     """
     model, window, device, rows, tokens = run.model, run.window, run.device, rows_of(run), run.reading(tokens)
     carries = run.config["model"].get("memory", 1) or run.config["model"].get("compressed")

@@ -3,7 +3,7 @@
 The score of a query and a slot has four terms (section 3.3): by content (a), by position, depending on the query's
 content (b), a bias for some contents (c) and one for some positions (d). Each term is shown by the softmax of it alone.
 
-Windows are seen with full memories, one in each of some pieces of the data.
+Only windows with full memories are looked at: the last one of each of several pieces of the data.
 
 Shape letters: B rows, L layers, H heads, T queries, K slots, N buckets of distance.
 """
@@ -31,16 +31,16 @@ TERMS = {
 ALL_TERMS = "all"
 MOST_BUCKETS = 64  # of distance, and columns of a head's picture
 _MOST_WINDOWS = 32  # looked at: a head's average hardly moves after that
-_MOST_WEIGHTS = 2**24  # of one layer that are held at a time, if a single row has no more
+_MOST_WEIGHTS = 2**24  # of one layer that are held at a time, unless a single row has more
 _NUM_WIDEST = 3  # heads shown one query at a time, as in Figure 6
-_NUM_TARGETS = 16  # queries of these
+_NUM_TARGETS = 16  # queries shown of each of these heads
 
 
 @torch.no_grad()
 def score_terms(attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> dict[str, Tensor]:
     """Terms of all scores, each [B, H, T, K], by their letter in the paper; one that is zero everywhere is left out.
 
-    A score is affine in its query. What a query of zeros gets is the terms without it, (c) and (d).
+    A score is affine in its query, so a query of zeros gives the terms that do not depend on it, (c) and (d).
     """
     q_BHTd, k_BHKd = attended.queries, attended.keys
     nothing = torch.zeros_like(q_BHTd)
@@ -56,13 +56,14 @@ def attention_by_head(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, sho
     weight [L][H][N]: share of an average query's attention, by bucket of distance, nearest first; sums to one over N.
     share [L][H] by region: of an average query's attention that goes to compressed memory, memory and the window.
     slots [N]: how many slots of a bucket an average query sees. mean_distance [L][H]: in steps. widest: the three heads
-    with the largest, each with the weights of the last queries of a window over its slots, oldest first. The data must
-    hold a piece that fills the memories and a window more; if the model has nothing to look at, the figures say why.
+    with the largest mean distance, each with the weights of a window's last queries over its slots, oldest first. The
+    data must have a piece that fills the memories and a window more; if the model has nothing to look at, the figures
+    say why.
     """
     if isinstance(model := attending(run), str):
         return {"absent": model}
     config = model.config
-    length = config.steps_to_full + config.window  # of a piece, the last window of which is looked at
+    length = config.steps_to_full + config.window  # of a piece, whose last window is looked at
     pieces, order = whole_pieces(tokens, length, at_most=min(max_tokens // length, _MOST_WINDOWS))
     assert order
     reach = model.receptive_field

@@ -34,7 +34,7 @@ def read_once(
     rows: int | None = None,
     chunk: int | None = None,
 ) -> Iterator[tuple[DealtWindow, ScoredWindow]]:
-    """`score_once` of the utterances `order`; what: the name of this work beside its progress; chunk: as in `deal`."""
+    """Score the utterances `order` once, and show progress, with `what` as the work's name; chunk: as in `deal`."""
     total = sum(tokens.lengths[i] for i in order)
     with Progress(
         f"{what} {run.folder.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
@@ -46,7 +46,7 @@ def read_once(
 
 
 def attending(run: TrainedRun) -> CompressiveTransformer | str:
-    """The model of a run, if its attention can be looked at; otherwise one line says why not."""
+    """The model of a run, if its attention can be looked at; otherwise a line that says why not."""
     if not isinstance(run.model, CompressiveTransformer):
         return "the model has no attention"
     return "its layers have memories of different sizes" if run.model.config.is_mixed else run.model

@@ -2,9 +2,9 @@
 
 Shape letters: P pieces, L layers, K slots, C compressed slots, M memory slots, W window.
 
-The data is cut into pieces of equal length, each read from an empty state: without looking until all memories are full,
-and then looking at every window. Windows of one stream resemble each other, so one observation is a piece, not a
-window: standard errors are over the means of pieces.
+The data is cut into pieces of equal length, each read from an empty state: windows are skipped until all memories are
+full, and then every window is looked at. Windows of one stream resemble each other, so one observation is a piece, not
+a window: standard errors are over the means of pieces.
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def observe_layers(
         seen_losses.append(loss.cpu().double())
 
     place = {utterance: i for i, utterance in enumerate(order)}
-    # The parameters of a run require no gradient, but without any the losses would not be computed.
+    # A run's parameters require no gradient, but models compute the losses only if gradients are enabled.
     with torch.enable_grad(), observe_attention(model, see_attention), observe_compression_loss(model, see_loss):
         for dealt, _ in read_once(run, pieces, order, what="layers of", show_progress=show_progress):
             if dealt.start >= lead:
@@ -91,7 +91,7 @@ def observe_layers(
 
 
 def whole_pieces(tokens: TokenSet, length: int, *, at_most: int) -> tuple[TokenSet, list[int]]:
-    """Cut `tokens` into pieces; also return which of those with `length` tokens to read, spread evenly."""
+    """Cut `tokens` into pieces; also return which to read: at most `at_most` of `length` tokens, spread evenly."""
     pieces = tokens.cut(length)
     whole = [i for i, n in enumerate(pieces.lengths) if n == length]
     return pieces, [whole[int(i)] for i in np.linspace(0, len(whole) - 1, min(len(whole), at_most))]

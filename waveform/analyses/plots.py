@@ -126,8 +126,8 @@ def _draw_answers(axes: "Axes", entry: dict[str, Any]) -> None:
 def _draw_heads(axes: "list[Axes]", entry: dict[str, Any]) -> None:
     """Draw the distributions of all heads over distances, of the whole score and of each of its terms.
 
-    axes: as many as there are terms in the paper, and one. A row is a head, a column a distance, nearest at the left.
-    One scale of grey serves all of them, so that a term that is flat by itself looks flat.
+    axes: one for the whole score, then one for each term of the paper. A row is a head, a column a distance, nearest at
+    the left. All have the same scale of grey, so that a term that is flat by itself looks flat.
     """
     figures = entry["attention_by_head"]
     slots = np.maximum(figures["slots"], 1e-9)

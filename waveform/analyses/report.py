@@ -18,7 +18,7 @@ def describe(figures: dict[str, Any]) -> str:
                 f"{attention['num_pieces']} pieces, memories full)"
             )
             for region, values in attention["regions"].items():
-                errors = [f"±{100 * e:.2f}" for e in values["weight_standard_error"] or ()]  # of one piece, none
+                errors = [f"±{100 * e:.2f}" for e in values["weight_standard_error"] or ()]  # none for one piece
                 cells = [f"{100 * w:.2f}{e}" for w, e in zip_longest(values["weight"], errors, fillvalue="")]
                 lines.append(f"    {region:<10} {'  '.join(cells)}   sum {100 * sum(values['weight']):.1f}")
         loss = entry["compression_loss_by_layer"]

@@ -20,7 +20,7 @@ ROUNDS = 5  # of timing, in which all ways take turns
 
 
 def seconds_per_token(ways: Mapping[str, tuple[Callable[[], Any], int]]) -> dict[str, float]:
-    """Time each way, a call and how many tokens it scores: medians over `ROUNDS`."""
+    """Time each of `ways`, a call and the number of tokens that it scores; return medians over `ROUNDS`."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(ROUNDS + 1):
         for name, (run, scored) in ways.items():
@@ -37,7 +37,7 @@ def fresh_state(model: SequenceModel, *, device: torch.device) -> State:
 
 
 def read_windows(model: SequenceModel, tokens: torch.Tensor, state: State, *, window: int, num_scored: int) -> State:
-    """Read tokens in windows and compute the NLL of the last ones, as far as one window has them; returns the state."""
+    """Read tokens in windows, compute the NLL of the last `num_scored` in the last window, and return the state."""
     for part in tokens.split(window, dim=1):
         hidden, state, _ = model.forward(part, state)
     num = min(num_scored, part.shape[1])

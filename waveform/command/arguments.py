@@ -19,7 +19,7 @@ def setting(flag: str, name: str, help: str, *, metavar: str) -> Argument:
 
 plot = partial(path, "--plot", dest="plot_file", metavar="FILE.png")  # of the figures; its help says what it shows
 
-_RUN = "a run folder, what `export` made of one, the name of a bundled run, or hf://owner/name@revision"
+_RUN = "a run folder, an exported run, the name of a bundled run, or hf://owner/name@revision"
 RUN_DIR = path("run_dir", _RUN, metavar="RUN_DIR")
 RUN_DIRS = path("run_dirs", f"{_RUN}; several are compared", nargs="+", metavar="RUN_DIR")
 NEW_RUN_DIR = path("run_dir", "where the run is kept; resumed if it exists", metavar="RUN_DIR")

@@ -1,4 +1,4 @@
-"""What tables and JSON say of runs on speech, besides their NLL."""
+"""The figures of runs on speech, besides their NLL, and the tables of `evaluate`, `compare` and `race`."""
 
 import math
 import time
@@ -21,13 +21,13 @@ from waveform.system.console import counted, printable, table
 
 UNLABELLED = "(unlabelled)"
 _MOST_LABELS = 20  # rows of a table
-_SPEED_SECONDS = 2.0  # of measuring how fast a run samples
+_SPEED_SECONDS = 2.0  # for measuring how fast a run samples
 
 
 def metrics_of(run: TrainedRun, tokens: TokenSet, pieces: TokenSet, result: Evaluation) -> dict[str, Any]:
-    """What is reported of a run on speech: beside what anybody knows without training, and by label.
+    """Figures to set a run's NLL beside: of models that need no training, and of each label.
 
-    pieces: of `tokens`, as they were scored.
+    pieces: `tokens` as they were scored.
     """
     modality = run.config["dataset"]["modality"]
     by_label = nll_by_label(result, tokens)
@@ -65,7 +65,7 @@ def describe(figures: dict[str, Any]) -> str:
 
 
 def by_label_rows(entries: Sequence[Sequence[dict[str, Any]]]) -> list[list[str]]:
-    """Rows of a table, at most 20: label, number of utterances, and the nats of each of several runs."""
+    """Rows of a table, at most 20 of them labels: label, number of utterances, and the nats of each run."""
     rows = [
         [
             UNLABELLED if of_runs[0]["label"] is None else printable(of_runs[0]["label"]),
@@ -82,13 +82,13 @@ def by_label_rows(entries: Sequence[Sequence[dict[str, Any]]]) -> list[list[str]
 
 @torch.inference_mode()
 def sampling_speed(run: TrainedRun) -> float:
-    """Samples per second of one stream that `run` generates where it draws, from empty memories."""
+    """Samples per second of one stream that `run` draws, on the device that it draws on, from empty memories."""
     vocab_size, model = int(run.config["dataset"]["vocab_size"]), for_drawing(run.model)
     device = next(iter(model.parameters())).device
     tokens = torch.tensor([begin_of_utterance(vocab_size)], device=device)
     stepper = decoder(model, model.init_state(1, device=device, dtype=torch.float32))
     uniform = torch.full((32, 1), 0.5, device=device)
-    stepper.draw(tokens, uniform, DrawConfig())  # may wait for a compiler, or a capture
+    stepper.draw(tokens, uniform, DrawConfig())  # may wait for a compiler or the capture of a CUDA graph
     steps, began = 0, time.perf_counter()
     while time.perf_counter() - began < _SPEED_SECONDS:
         tokens = stepper.draw(tokens, uniform, DrawConfig())[-1]
@@ -134,7 +134,7 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
 
 
 def scope_of(entry: dict[str, Any]) -> str:
-    """What the NLL of several runs is of, from the figures of any of them."""
+    """Say what the NLL of several runs was measured on, from the figures of any of them."""
     return (
         f"{entry['split']} split: {entry['num_tokens']:,} samples of {counted(entry['num_utterances'], 'utterance')}, "
         f"state {entry['state']}{LOOKS_AHEAD if entry['looks_ahead'] else ''}"
@@ -142,7 +142,7 @@ def scope_of(entry: dict[str, Any]) -> str:
 
 
 def race_scope(entry: dict[str, Any]) -> str:
-    """The same below a race, with what is known without training."""
+    """Say the same below a race, with the NLL of models that need no training."""
     return (
         f"{scope_of(entry)}; linear prediction alone {entry['linear_prediction_nats_per_token']:.4f} nats, unigram "
         f"{entry['unigram_nats_per_token']:.4f} nats; {entry['device']}, {counted(entry['num_threads'], 'thread')}"
@@ -150,7 +150,7 @@ def race_scope(entry: dict[str, Any]) -> str:
 
 
 def note_of(entries: Sequence[dict[str, Any]]) -> str:
-    """What the figures of a comparison are of, and which models know less than linear prediction alone."""
+    """Say what a comparison was measured on, and which models are no better than linear prediction alone."""
     first = entries[0]
     known = first["linear_prediction_nats_per_token"]
     nats = {label: entry["nats_per_token"] for label, entry in zip(display_names(entries), entries, strict=True)}

@@ -37,7 +37,7 @@ class Sounds:
 
 
 def listen(samples: np.ndarray | Tensor, *, sample_rate_hz: int = AudioFormat.sample_rate_hz) -> Sounds:
-    """Players of one sound [n] or of several [num, n], floats in [-1, 1], as the last value of a notebook's cell.
+    """Players of one sound [n] or of several [num, n], floats in [-1, 1], which a notebook's cell shows as its value.
 
     Raises UserError for other shapes, integers, and values that are not finite.
     """
@@ -48,7 +48,7 @@ def listen(samples: np.ndarray | Tensor, *, sample_rate_hz: int = AudioFormat.sa
 
 
 def metrics(run_dir: Path | str) -> "pandas.DataFrame":
-    """The log of a run, as training wrote it: a row a record, `kind` is train or evaluate, NLL in nats per token.
+    """Read the log of a run: a row for each record, whose `kind` is train or evaluate, with NLL in nats per token.
 
     Raises UserError if there is no run, if its log cannot be read, or if pandas is not installed.
     """

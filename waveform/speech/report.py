@@ -1,4 +1,4 @@
-"""What a report shows of runs on speech: sounds beside real recordings, and figures of quality."""
+"""What only a report on speech shows: sounds beside real recordings, symptoms, and figures of quality."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,17 +31,17 @@ from waveform.system.progress import Progress
 from waveform.system.rules import NOT_NEGATIVE, Rule, check_rules, whole_number
 
 REAL = "real speech"
-ALONE = "linear-prediction"  # of `listen`: what the predictors of the runs draw alone
+ALONE = "linear-prediction"  # given as `listen`: sounds of linear prediction alone
 _SECONDS = Rule(lambda value: value <= 3600, "it must be at most 3600, as a page holds all of its sounds")
-_MOST_LABELS = 6  # of which a sound is drawn
-_GIVEN_S = 0.5  # of real speech that runs continue, at most a quarter of a sound
+_MOST_LABELS = 6  # for which a sound is drawn
+_GIVEN_S = 0.5  # most real speech that runs are given to continue; at most a quarter of a sound
 _ONSET = 0.1  # share of a recording's peak at which speech has begun
 _BEFORE_ONSET_S = 0.05
 _SEARCHED_S = 5.0  # for the onset
-# What a page warns of, as shares of what a run draws from nothing
-_SYMPTOM_S = 1.0  # of sound that is needed
-_SYMPTOM_SILENT = 0.5  # frames below FLOOR_DB
-_SYMPTOM_CLIPPED = 0.01  # samples
+# A page warns of symptoms in what a run draws from nothing
+_SYMPTOM_S = 1.0  # least sound that is judged
+_SYMPTOM_SILENT = 0.5  # share of frames below FLOOR_DB
+_SYMPTOM_CLIPPED = 0.01  # share of samples
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class SoundContents(ReportContents):
     temperatures: Sequence[float] = (1.0, 0.9)  # the first one serves for continuations too
     seed: int = 0
     split: str = "test"  # of the recordings and the NLL
-    quality: int = 0  # sounds of each run by which figures of quality are measured; 0: none are
+    quality: int = 0  # sounds of each run for the figures of quality; 0: no such figures
     # Samples that are scored, longest utterances first; None: all
     tokens: Annotated[int, whole_number(1)] | None = None
-    # Further runs, of which only sounds are shown, on whatever data; linear-prediction: what it draws alone
+    # More runs, on whatever data, of which only sounds are shown; linear-prediction: sounds of it alone
     listen: Sequence[Path | str] = ()
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class SoundContents(ReportContents):
         return others
 
     def settings(self, run: TrainedRun) -> dict[str, Any]:
-        # Of data, the format of its data set: training reads that as it is, whatever else is set.
+        # Of the settings of data, only the format counts: training reads a data set in the format that it has.
         return run.config | {"data": vars(_on_audio(run).audio_format)}
 
     def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,7 +136,7 @@ class SoundContents(ReportContents):
 
 
 def _predictors_alone(runs: Sequence[TrainedRun]) -> Run:
-    """Of the first run that has linear prediction, without labels. Raises UserError if none has."""
+    """The first run with linear prediction, reduced to its predictors, without labels. Raises UserError if none has."""
     for run in map(_on_audio, runs):
         if run.config["model"].get("prediction") == "linear":
             dataset = {key: value for key, value in run.config["dataset"].items() if key != "labels"}
@@ -159,12 +159,12 @@ def _by_label(names: Sequence[str], entries: Figures) -> Table | None:
 
 
 def _symptoms(drawn: Mapping[str, np.ndarray], *, rate: int) -> list[str]:
-    """What is wrong with runs, and what helps, from what they draw from nothing [n]."""
+    """Say what is wrong with runs, judged by what they draw from nothing [n], and what helps."""
     from waveform.audio.pitch import FLOOR_DB, level_db  # loads librosa
 
     found = []
     for name, samples in drawn.items():
-        if name == ALONE or len(samples) < _SYMPTOM_S * rate:  # the predictors alone fall silent, and learn nothing
+        if name == ALONE or len(samples) < _SYMPTOM_S * rate:  # predictors alone fall silent, and cannot be trained
             continue
         silent = float((level_db(samples, sample_rate_hz=rate) < FLOOR_DB).mean())
         clipped = float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean())
@@ -183,13 +183,13 @@ def _player_rows(
 ) -> tuple[list[PlayerRow], dict[str, np.ndarray]]:
     """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing.
 
-    Recordings are continued without their labels; the last rows have a sound of each of the first labels. Each rank
-    draws some of the sounds. Returns what each run drew from nothing [n], at the first temperature, as well.
+    Recordings are continued without their labels; the last rows have a sound for each of the first labels. Each rank
+    draws some of the sounds. Also returns what each run drew from nothing [n], at the first temperature.
     """
     audio_format = next(iter(runs.values())).audio_format
     rate, first_temperature = audio_format.sample_rate_hz, contents.temperatures[0]
-    draws: list[tuple[float, Callable[[], np.ndarray]]] = []  # seconds of sound, and what draws them [num, n]
-    # Title, the recording, what it gives to each sound [n]; by run which draw, and which of its sounds
+    draws: list[tuple[float, Callable[[], np.ndarray]]] = []  # seconds of sound, function that draws it [num, n]
+    # Title, player of the recording, its part that runs continue [n], run -> index in `draws`, which of its sounds
     rows: list[tuple[str, list[Player], np.ndarray, dict[str, int], int]] = []
 
     def draw(
@@ -203,7 +203,7 @@ def _player_rows(
     for recording, samples in _recordings(tokens, audio_format, num=contents.real, seconds=contents.seconds):
         given = samples[: min(round(_GIVEN_S * rate), -(-len(samples) // 4))]
         given_s = len(given) / rate
-        # As long as the recording, whose length would tell it from the others in blind mode.
+        # As long as the recording, which could otherwise be told by its length in blind mode.
         drawn = draw(runs, first_temperature, seconds=max(1, len(samples) - len(given)) / rate, prime=given)
         title = f"{printable(recording)}: {given_s:.2g} s of it, continued at temperature {first_temperature:g}"
         rows.append((title, [player(REAL, samples, rate)], given, drawn, 0))
@@ -248,9 +248,9 @@ def _first_labels(runs: Iterable[Run]) -> list[str]:
 def _recordings(
     tokens: TokenSet, audio_format: AudioFormat, *, num: int, seconds: float
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and first `seconds` of speech [n] of `num` utterances, evenly spaced among those that are long enough.
+    """Yield the name and the first `seconds` of speech [n] of `num` utterances, evenly spaced among those long enough.
 
-    If too few are, the longest ones serve, as far as they go.
+    If too few are long enough, the longest ones are used.
     """
     rate = audio_format.sample_rate_hz
     length = round(seconds * rate)

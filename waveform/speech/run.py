@@ -40,16 +40,16 @@ class Run(TrainedRun):
 
     @property
     def _heard(self) -> tuple[int, int] | None:
-        """The classes of the lowest and the highest sample that it was trained on; None: unknown, of an older run.
+        """The classes of the lowest and the highest sample that it was trained on; None: unknown, in an older run.
 
-        A model hardly learns that louder ones never come, for nothing that it reads makes them likely; but its own
-        samples do, now and then, and then it bursts into full scale (results/voice).
+        Nothing that a model reads in training makes louder samples likely, so it hardly learns to rule them out. Its
+        own samples do now and then, and it then bursts into full scale (results/voice).
         """
         found = self.config["dataset"].get("token_range")
         return None if found is None else (found[0], found[1])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """What a notebook shows of the run."""
         facts = {
             "model": self.name,
             "parameters": f"{num_parameters(self.model):,}",
@@ -64,8 +64,8 @@ class Run(TrainedRun):
     def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int, label: str | None = None) -> np.ndarray:
         """NLL in nats of each sample of one utterance, at the run's rate.
 
-        audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to the run's rate if that differs, and scaled
-        as its data was). label: one of the run's; None: unknown. Returns [n'], fp32, n' samples at the run's rate.
+        audio: mono [n], floats in [-1, 1], at `sample_rate_hz`; it is resampled to the run's rate if that differs, and
+        scaled as the run's data was. label: one of the run's; None: unknown. Returns [n'], fp32, at the run's rate.
         Raises UserError for other shapes, integers, values that are not finite, a rate that is not a whole number, and
         a label that the run does not know.
         """
@@ -97,12 +97,12 @@ class Run(TrainedRun):
     ) -> np.ndarray:
         """Generate audio [num, seconds x rate], fp32 in [-1, 1]; [num, 0] if `on_block` gets it instead.
 
-        prime: mono audio [n] at the run's rate, and scaled as its data was (`audio_format.scale`), that every sample
-        continues (not part of the result). on_block is called with [num, n] samples as they come; with it, `seconds`
-        may be inf, and the call ends when on_block raises.
-        labels [num]: that of each sample, one of the run's; None: unknown. `waveform.decoding.int8` measures what
+        prime: mono audio [n] that every sound continues (it is not part of the result), at the run's rate, and scaled
+        as its data was (`audio_format.scale`). on_block is called with [num, n] samples as they come; with it,
+        `seconds` may be inf, and the call ends when on_block raises.
+        labels [num]: one of the run's for each sound; None: unknown. `waveform.decoding.int8` measures what
         `sampling.int8` costs. Raises UserError for an amount out of range, for a prime as `nll` does, for a label that
-        the run does not know, and for int8 if the model or the device does not have it.
+        the run does not know, and for int8 if the model or the device does not support it.
         """
         sampling = sampling or SamplingConfig()
         audio_format = self.audio_format
@@ -129,7 +129,7 @@ class Run(TrainedRun):
 
 
 def _mono(audio: np.ndarray | Tensor) -> np.ndarray:
-    """The samples [n] in fp32. Raises UserError for others."""
+    """The samples [n] in fp32. Raises UserError if they are not mono, and as `finite_floats` does."""
     samples = finite_floats(audio)
     if samples.ndim != 1 or not len(samples):
         raise UserError(f"audio of shape {samples.shape}: give mono samples [n], n at least 1")
@@ -137,8 +137,8 @@ def _mono(audio: np.ndarray | Tensor) -> np.ndarray:
 
 
 def finite_floats(audio: np.ndarray | Tensor) -> np.ndarray:
-    """The samples in fp32. Raises UserError for whole numbers, of which 1 is not full scale, inf and NaN."""
-    if isinstance(audio, Tensor):  # perhaps bf16, on a GPU, or with a gradient, of which numpy knows nothing
+    """The samples in fp32. Raises UserError for integers, in which 1 is not full scale, and for inf and NaN."""
+    if isinstance(audio, Tensor):  # numpy cannot read one that is in bf16, on a GPU, or has a gradient
         audio = (audio.float() if audio.is_floating_point() else audio).detach().cpu()
     samples = np.asarray(audio)
     if not np.issubdtype(samples.dtype, np.floating):

@@ -1,11 +1,12 @@
-"""A page on which sounds are drawn while one listens: one HTML file, and raw PCM as it comes.
+"""A web page on which one hears sounds as they are drawn: an HTML file, and a stream of raw PCM.
 
     GET /                       the page
     POST /sound?run=NAME&label=NAME&temperature=1&seconds=10&seed=0    16-bit little-endian mono PCM, as it is drawn
                                 the body, if any: an audio file that the sound begins with and continues
 
-One sound is drawn at a time, block by block, so several listeners take turns. Whoever asks is not trusted: other sites
-may not ask (by the headers Host and Origin), lengths and numbers are bounded, and another process decodes what is sent.
+One sound is drawn at a time, block by block, so several listeners take turns. Clients are not trusted: requests from
+other sites are refused (by the headers Host and Origin), lengths and numbers are bounded, and another process decodes
+what is sent.
 """
 
 import json
@@ -37,8 +38,8 @@ from waveform.system.rules import POSITIVE, check_rules, whole_number
 _MAX_BODY_BYTES = 20 << 20
 _MOST_DIGITS = 18  # of a length that is read as a number; Python refuses 4,300 and more
 _PRIME_S = 10.0  # of an uploaded recording: its end
-_UPLOAD_S = 60.0  # for all of it
-_SILENT_S = 30.0  # a client that neither sends nor reads for so long is gone
+_UPLOAD_S = 60.0  # for all of a recording to arrive
+_SILENT_S = 30.0  # a client that neither sends nor reads for so long counts as gone
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; media-src blob:; "
@@ -48,11 +49,11 @@ _POLICY = (
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Where a page is served, and how much anyone may ask of it."""
+    """Where the page is served, and how much its users may ask for."""
 
     host: str = "127.0.0.1"
-    port: Annotated[int, whole_number(0, 65535)] = 8000  # 0: a free one
-    max_seconds: Annotated[float, POSITIVE] = 60.0  # of a sound
+    port: Annotated[int, whole_number(0, 65535)] = 8000  # 0: any that is free
+    max_seconds: Annotated[float, POSITIVE] = 60.0  # length of a sound
     clients: Annotated[int, whole_number(1)] = 2  # that listen at once
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ class SoundServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def page(self, *, nonce: str) -> str:
-        """The page, with what it may ask for."""
+        """The page, with the runs and the limits that it offers."""
         runs = {
             name: {
                 "rate": run.audio_format.sample_rate_hz,
@@ -99,11 +100,11 @@ class SoundServer(ThreadingHTTPServer):
 
 
 class _Refused(Exception):
-    """A request that is answered by a status (that of a UserError is 400) and one line, its two arguments."""
+    """Refuses a request; its arguments are the status and a line of text. (A UserError has the status 400.)"""
 
 
 def _parts(address: str) -> SplitResult:
-    """What an address that a client sent consists of."""
+    """Split an address that a client sent."""
     try:
         return urlsplit(address)
     except ValueError as error:
@@ -122,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer("/sound", self._sound)
 
     def _answer(self, path: str, make: Callable[[str], None]) -> None:
-        """Call `make` with what follows the `?`, if `path` is what the client asks for."""
+        """Call `make` with the query, if the client asks for `path`."""
         self._began = False
         try:
             self._require_same_site()
@@ -145,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _require_same_site(self) -> None:
-        """Refuse what a page of another site, or a name that leads here, asks for."""
+        """Refuse requests from pages of other sites, and by other host names that lead here."""
         host = _parts(f"//{self.headers.get('Host', '')}")
         if self.server.config.host in _LOCAL and host.hostname not in _LOCAL:
             raise _Refused(HTTPStatus.FORBIDDEN, "this server answers to localhost only")

@@ -33,8 +33,8 @@ class AnalysisConfig:
     """What the analyses read."""
 
     split: str = "test"
-    max_tokens: int = DEFAULT_TOKENS  # read at most by each run for the layers, again for the heads and the contexts
-    context_step: int | None = None  # tokens from one context length to the next; None: by the models' reach
+    max_tokens: int = DEFAULT_TOKENS  # most that each run reads for the layers, for the heads, and for the contexts
+    context_step: int | None = None  # tokens between context lengths; None: chosen by the models' reach
     memory: int | None = None  # memory slots; None: as in training
     compressed: int | None = None  # compressed slots; None: as in training
 
@@ -57,10 +57,10 @@ def analyse(
 ) -> dict[str, Any]:
     """Measure attention by position and by head, compression losses, effective context and the gain of carried state.
 
-    run_dirs: one, or a group whose effective contexts are relative to each other. Prints the figures, returns them, and
-    writes the JSON and PNG files that are named. If a model or the data has nothing to measure, one line says so
-    (`absent`), and the rest is done. Raises UserError as `load` does, if the runs' data differ or are of another kind,
-    and for too few tokens.
+    run_dirs: one run, or a group whose effective contexts are relative to each other. Prints the figures, returns them,
+    and writes them to `json_file` and, as pictures, `plot_file`. If a model or the data has nothing to measure, one
+    line says so (`absent`), and the rest is done. Raises UserError as `load` does, if the runs' data differ or are of
+    another kind, and for too few tokens.
     """
     plot_file = None if plot_file is None else Path(plot_file)
     check_files(json_file=json_file, plot_file=plot_file)
@@ -123,7 +123,7 @@ def _attention(
 def _context(
     runs: Sequence[TrainedRun], tokens: TokenSet, config: AnalysisConfig, *, show_progress: bool
 ) -> dict[str, Any]:
-    """RECL of each of `runs`, for every ratio."""
+    """Relative effective context length (RECL) of each of `runs`, for every ratio."""
     # Several layers of attention reach further than one; a receptive field is a hard limit.
     reach = [(optional_parts(run.model).receptive_field or run.window) * (2 if _has_window(run) else 1) for run in runs]
     windows = [run.window for run in runs if _has_window(run)]

@@ -1,6 +1,6 @@
 """`waveform bench`: measures models and the preparation of data, prints and writes the figures.
 
-Within a process the limits and the speeds are measured alternately; the speeds of two processes are not.
+Within a process, a speed and its limit are measured in turn; two processes are measured one after the other.
 """
 
 import datetime
@@ -53,9 +53,8 @@ def bench(
 
     models: None for every registered one. overrides: `key=value` settings for each of them. audio_minutes: of FLAC to
     prepare, 0 for none. An update has 1 row on a CPU and 32 on CUDA unless train.batch_size is set; a CPU updates once
-    per window, CUDA once per chunk of the preset. Raises UserError for bad settings and, before any work, for a
-    `json_file` that cannot be written; and at the end, when everything has been printed and written, if a measurement
-    failed.
+    per window, CUDA once per chunk of the preset. Raises UserError, before any work, for bad settings and a `json_file`
+    that cannot be written, and, after everything has been printed and written, if a measurement failed.
     """
     chosen = choose_device(device)
     if chosen == "mps":
@@ -128,7 +127,7 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     train = config["train"]
     train["device"] = device
     train |= {name.removeprefix("train."): value for name, value in _FIXED.items()}
-    # An update of one window takes a CPU long enough.
+    # On a CPU, an update of one window takes long enough.
     if device == "cpu" and "train.chunk" not in given_by(overrides):
         train["chunk"] = window_of(config) * train["unroll"]
     typed(SpeechTrainConfig, train, section="train")

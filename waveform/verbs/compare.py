@@ -29,11 +29,11 @@ def compare(
 
     Each entry has what `evaluate` gives, `difference_nats` to the `baseline` (the first WaveNet among runs on audio,
     otherwise the first run) with its `interval_95` by the paired bootstrap over utterances (None for fewer than five),
-    how fast it was trained, and its `learning_curve`, which `plot_file` shows (of recall: bits by distance); on audio
-    also `sampling_tokens_per_second`, with quality_config.quality `quality`, the figures of all runs' samples, the same
-    in each entry, and with options.published the figures of others. Under torchrun every process calls this.
-    Raises UserError as `evaluate` does, if the runs' tokens differ, and for published figures that were not measured as
-    those of the runs would be.
+    how fast it was trained, and its `learning_curve`, which `plot_file` shows (for recall: bits by distance). On audio,
+    it also has `sampling_tokens_per_second`; with quality_config.quality, `quality`, the same figures of all runs'
+    samples in each entry; and with options.published, the figures of others. Under torchrun every process calls this.
+    Raises UserError as `evaluate` does, if the runs' tokens differ, and if published figures were measured in another
+    way than those of the runs would be.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(dict.fromkeys(run_dirs))
     check_files(json_file=json_file, plot_file=plot_file)
@@ -69,7 +69,7 @@ def open_runs(
     runs = [domain.load_to_score(run_dir, options, world=world) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
     token_sets = [
-        # Data that is named is the same for all: what is said of it is said once.
+        # Data that is named is the same for all runs, so only the first run reports on it.
         domain.open_split(run, data=data, split=options.split, show_progress=world.shows and (i == 0 or data is None))
         for i, run in enumerate(runs)
     ]

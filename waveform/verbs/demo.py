@@ -1,4 +1,4 @@
-"""`waveform demo`: everything on bundled speech, in minutes: prepare, train three models, compare, sample, plot."""
+"""`waveform demo`: prepares bundled speech, trains three models, compares them, samples and plots, in minutes."""
 
 import time
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ _RATE_HZ = AudioFormat.sample_rate_hz
 def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = (), show_progress: bool = True) -> None:
     """Train the three models of preset `demo` for equal time on the bundled speech, into `out_dir`.
 
-    Writes data/, one run folder per model, report.html, comparison.json, samples/*.wav and demo.png. Sounds are
-    those of the bundled runs too, which learned for longer, and on the page of linear prediction alone. After an
+    Writes data/, one run folder per model, report.html, comparison.json, samples/*.wav and demo.png. There are also
+    sounds of the bundled runs, which learned for longer, and on the page of linear prediction alone. After an
     interruption, calling it again continues.
-    overrides: settings for all three trainings. Raises UserError if one names a model, and if `out_dir` contains
-    anything else.
+    overrides: settings for the training of all three. Raises UserError if one names a model, and if `out_dir` contains
+    files that are not of a demo.
     """
     out_dir = Path(out_dir)
     others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
@@ -56,7 +56,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     say(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}")
     prepare(demo_speech_dir(), out_dir / "data", show_progress=show_progress)
 
-    run_dirs, bundled = list(runs), [name for name in bundled_names() if name.startswith("speech-en")]  # of this voice
+    run_dirs, bundled = list(runs), [name for name in bundled_names() if name.startswith("speech-en")]  # this voice
     say("2/5 training three models for equal time, in turn")
     train_all(out_dir / "data", runs, show_progress=show_progress)
 

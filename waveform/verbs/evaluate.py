@@ -27,9 +27,9 @@ def evaluate(
     options.protocol: `utterance` (state is carried from the start of each utterance, or document), `chunk` (reset every
     train.chunk tokens), `carry` or `clip` (waveform/engine/evaluator); options.rows: cut the split into so many pieces,
     to score them side by side. A dynamic evaluation is reported separately as `dynamic`; the run on disk does not
-    change. With quality_config.quality, samples are drawn and measured beside real clips and noise, as `quality`.
-    plot_file: as of `compare`. Under torchrun every process calls this and scores a share. Raises UserError if there is
-    no complete run, if its data is gone, and for options that do not fit.
+    change. With quality_config.quality, `quality` compares samples of the run with real clips and noise. plot_file: as
+    in `compare`. Under torchrun every process calls this and scores a share. Raises UserError if there is no complete
+    checkpoint, if its data is gone, and for options that do not fit.
     """
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])

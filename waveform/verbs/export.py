@@ -1,4 +1,4 @@
-"""`export`: a trained run as one file, or as a folder for a model hub: every verb takes either in its place."""
+"""`export`: writes a trained run as one file, or as a folder for a model hub; every verb can read either."""
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from waveform.system.errors import UserError
 
 
 class _Figures(msgspec.Struct):
-    """What a card shows of what `evaluate --json` writes."""
+    """The part of what `evaluate --json` writes that a card shows."""
 
     step: int
     num_parameters: int
@@ -66,7 +66,7 @@ def export(
 ) -> Path:
     """Write a run to `file`: settings, log, newest weights and its vocabulary, without its data; returns the path.
 
-    format: `zip`, one file, or `hub`, a folder with a model card, example sounds and `model.safetensors`, for which
+    format: `zip`, one file, or `hub`, a folder with `model.safetensors`, example sounds and a model card, for which
     `card` is. optimiser: also what only training needs. Raises UserError as `load` does, if the vocabulary is gone, if
     `file` exists, if the figures are of another run, and if the run itself was exported without its optimiser.
     """
@@ -90,7 +90,7 @@ def export(
 
 
 def _about(card: CardOptions, run: TrainedRun, found: Checkpoint, *, name: str) -> dict[str, Any]:
-    """What the template of the card asks for. Raises UserError for figures of another run, or of another checkpoint."""
+    """What the card's template needs. Raises UserError for figures of another run, or of another checkpoint."""
     if is_bundled(run.given):
         given = {name: value for name, value in asdict(card).items() if value is not None}
         card = replace(_OF_BUNDLED_VOICES if run.labels else _OF_BUNDLED, **given)

@@ -1,4 +1,4 @@
-"""`waveform prepare`: a folder of audio into a data set of tokens, or one brought up to date."""
+"""`waveform prepare`: makes a data set of tokens from a folder of audio, or brings it up to date."""
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -26,11 +26,11 @@ def prepare(
     config_dir: Path | str | None = None,
     show_progress: bool = True,
 ) -> Dataset:
-    """Prepare the audio under `audio_dir` into `data_dir`: files that are new are added, those that are gone dropped.
+    """Prepare the audio under `audio_dir` into `data_dir`: new files are added, and those that are gone are dropped.
 
-    overrides: `data.NAME=value` settings. corpus: the name of a published corpus that `audio_dir` is, which sets some
-    of them. partial: a part of it is enough. executor: does the work on files instead of processes of this machine;
-    dask://HOST:PORT of a Dask cluster, or any other. Its processes must see both folders under the same paths.
+    overrides: `data.NAME=value` settings. corpus: the name of the published corpus in `audio_dir`, which sets some of
+    them. partial: accept a part of it. executor: does the work on files instead of processes of this machine: a Dask
+    cluster's dask://HOST:PORT, or any Executor. Its processes must see both folders under the same paths.
     Raises UserError for bad settings and as `audio.corpus.prepare` does.
     """
     published = None if corpus is None else find_corpus(corpus)

@@ -39,8 +39,8 @@ class Entrants:
     """What takes part in a race. Raises UserError for a number out of range."""
 
     models: Sequence[str] | None = None  # registered names; None: those of the domain
-    seeds: Annotated[int, whole_number(1, _MOST_SEEDS)] = 1  # trainings of each model
-    # Pieces that the test split is cut into, and that intervals are over; None: whole utterances
+    seeds: Annotated[int, whole_number(1, _MOST_SEEDS)] = 1  # how often each model is trained
+    # Number of pieces that the test split is cut into, over which intervals are computed; None: whole utterances
     rows: Annotated[int, whole_number(1)] | None = None
 
     def __post_init__(self) -> None:
@@ -60,11 +60,11 @@ def race(
 ) -> dict[str, Any] | None:
     """Train models for the same budget, in turn, into `out_dir`/MODEL-SEED; score them on the test split.
 
-    One seed after the other; within a seed, slices of seconds of each model. After an interruption the same call
-    continues. overrides: settings for all models; `seed` is the first of the seeds. Prints a table and returns (and
-    writes) its figures, `models`, those of every run, `runs`, and the `warnings` of uneven speed; under torchrun, on
-    the first process only (the others return None). Raises UserError as `train` and `compare` do, for overrides that
-    name a model and if `out_dir` is a run itself.
+    Seeds follow each other; within a seed, the models take turns in slices of seconds. After an interruption the same
+    call continues. overrides: settings for all models; `seed` is the first of the seeds. Prints a table and returns
+    (and writes) its figures as `models`, those of every run as `runs`, and `warnings` of uneven speed; under torchrun,
+    on the first process only (the others return None). Raises UserError as `train` and `compare` do, for overrides
+    that name a model, and if `out_dir` is a run itself.
     """
     out_dir, data, entrants, domain = Path(out_dir), Path(source), entrants or Entrants(), token_domain_of(source)
     models = list(dict.fromkeys(entrants.models or domain.race_models))
@@ -88,7 +88,7 @@ def race(
     for seed in seeds:
         runs = {out_dir / f"{model}-{seed}": [*settings[model], f"seed={seed}"] for model in models}
         train_all(data, runs, config_dir=config_dir, show_progress=show_progress)
-        data = Path(read_config(next(iter(runs)))["dataset"]["path"])  # what was prepared serves for the next seed
+        data = Path(read_config(next(iter(runs)))["dataset"]["path"])  # the next seed uses the prepared data
     if os.environ.get("RANK", "0") != "0":
         return None
     run_dirs = [out_dir / f"{model}-{seed}" for seed in seeds for model in models]
@@ -126,7 +126,7 @@ def race(
 
 
 def _looks(train: Mapping[str, Any]) -> list[str]:
-    """Settings of short evaluations, evenly over a budget, which the user's come after."""
+    """Settings of short evaluations, evenly over a budget; the user's settings follow and override them."""
     if train["max_seconds"] is not None:
         looks = f"train.evaluate_every_seconds={train['max_seconds'] / _NUM_LOOKS}"
     else:
@@ -187,7 +187,7 @@ def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, s
                 "training": "-" if rate is None else f"{rate:,.0f}/s{real_time}",
             }
         )
-    seeds = f"over {num_seeds} seeds, which the other figures are means of" if num_seeds > 1 else "one seed"
+    seeds = f"over {num_seeds} seeds (the other figures are means over these)" if num_seeds > 1 else "one seed"
     over = [*(f"95% intervals over {each}" for each in wholes), seeds]
     note = f"{', '.join(over)}; differences are paired; trained in turn"
     return as_table(rows, note, *figures["warnings"], domain.scope(figures["runs"][0]))

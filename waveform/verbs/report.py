@@ -1,4 +1,4 @@
-"""`report`: runs side by side, as one page to read and, of audio, to listen to."""
+"""`report`: shows runs side by side on one page, to read and, if they are on audio, to listen to."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from waveform.system.console import say
 from waveform.system.output import check_files, write_json
 from waveform.verbs.compare import entries_of, open_runs
 
-_FIRST_S, _FIRST_TOKENS = 0.01, 64  # the first stretch of NLL over the course of an utterance, and of a document
+_FIRST_S, _FIRST_TOKENS = 0.01, 64  # the first bin of NLL by place in an utterance, and in a document
 
 
 def report(
@@ -49,7 +49,7 @@ def report(
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         runs, tokens = open_runs(domain, run_dirs, options, data=data, world=world)
         others = contents.others(runs, device=world.device.type)
-        train = runs[0].config["train"]  # state of the others is reset at the same places, or they would be refused
+        train = runs[0].config["train"]  # the others reset their state at the same places, or were refused
         protocol, max_tokens = domain.protocol(train, options), contents.max_tokens
         chunk = train["chunk"] if protocol == "chunk" else None
         unit_s = runs[0].unit_s
@@ -64,9 +64,9 @@ def report(
             else:
                 metrics = domain.metrics(run, tokens, options)
                 scored.append(ScoredRun(run, result, domain.figures(run, tokens, result, options, metrics)))
-        (entries,) = world.share([partial(entries_of, domain, scored)])  # times sampling, which must not be disturbed
+        (entries,) = world.share([partial(entries_of, domain, scored)])  # by one rank: it times sampling
         if world.shows:
-            say(domain.format_table(entries))  # a reader that is gone must not cost the page
+            say(domain.format_table(entries))  # if its reader is gone, the page is still written
         names = display_names(entries)
         named = dict(zip(names, runs, strict=True))
         others = {f"{name} (--listen)" if name in named else name: run for name, run in others.items()}

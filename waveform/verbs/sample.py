@@ -1,4 +1,4 @@
-"""`waveform sample`: generated audio, as it is drawn, into WAV files or stdout, or through the sound device."""
+"""`waveform sample`: draws audio, and writes it as it is drawn into WAV files or to stdout, or plays it."""
 
 import math
 import sys
@@ -24,7 +24,7 @@ EACH = "each"  # as a label: all of them
 
 @dataclass(frozen=True)
 class SampleConfig(SamplingConfig):
-    """How tokens are drawn, and of which label."""
+    """How tokens are drawn, and for which label."""
 
     label: str | None = None  # one of the run's; each: all of them, unless one has that name; None: unknown
 
@@ -40,15 +40,15 @@ def sample(
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[Path]:
-    """Write `num` generated sounds into WAV files, or one to stdout, or play one, as drawn; returns the files' paths.
+    """Write `num` generated sounds into WAV files, or one to stdout, or play one, as drawn; return the files' paths.
 
     output: the folder, one file (*.wav), or an `Output`. With `prime`, an audio file, each sound begins with it and
-    continues it for `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and
-    printed first. With a `SampleConfig`, `sampling.label` is what they are samples of: with `each`, there are `num` of
+    continues it for `seconds`, which may be inf if someone listens. What `sampling.int8` costs in NLL is measured and
+    printed first. With a `SampleConfig`, `sampling.label` is the label of the sounds; with `each`, `num` are drawn for
     each label. Files in a folder are named after model, step, seed, how they are drawn, label and number; existing ones
-    are never overwritten. Until all are done they are named `.unfinished.wav`; the next call that makes the same ones
-    replaces them. Under torchrun every process calls this and draws a share of the same sounds. Raises UserError as
-    `load` does, for a label that the run does not know, and for a full disk.
+    are never overwritten. Until all are done, their names end in `.unfinished.wav`; the next call that makes the same
+    ones replaces these. Under torchrun every process calls this and draws a share of the same sounds. Raises UserError
+    as `load` does, for a label that the run does not know, and for a full disk.
     """
     output = output if isinstance(output, Output) else Output(output)
     check_amount(num, seconds, endless=output.is_live)  # settings out of range must leave no empty files behind
@@ -58,7 +58,7 @@ def sample(
         run = load(run_dir, device=world.device.type)
         known = _labels(run, sampling)
         output.require_possible(num=num * len(known))
-        require_ram_for_state(run.model, num * len(known))  # before there is a list of them
+        require_ram_for_state(run.model, num * len(known))  # before a list of so many is made
         labels = [label for label in known for _ in range(num)]
         rate = run.audio_format.sample_rate_hz
         if output.play:
@@ -72,7 +72,7 @@ def sample(
         require_free(paths)
         if world.shows and sampling.int8:
             print(_int8_cost(run), file=sys.stderr if output.is_piped else sys.stdout, flush=True)
-        world.barrier()  # now that every rank has looked, files may appear
+        world.barrier()  # files may appear now that every rank has checked the paths
         first, end = (-(-len(labels) * rank // world.size) for rank in (world.rank, world.rank + 1))
         own = labels[first:end]
         primer_s = 0 if primer is None else len(primer) / rate
@@ -110,7 +110,7 @@ def _labels(run: Run, sampling: SamplingConfig) -> list[str | None]:
 
 
 def _drawn(sampling: SamplingConfig) -> str:
-    """What tells samples of one seed apart, such as `_temperature0.9`; of the defaults, nothing."""
+    """The part of a file's name that says how a sound is drawn, such as `_temperature0.9`; empty for the defaults."""
     usual, names = SamplingConfig(), ("temperature", "top_k", "top_p", "int8")
     changed = {name: value for name in names if (value := getattr(sampling, name)) != getattr(usual, name)}
     return "".join(f"_{name}" if value is True else f"_{name}{value}" for name, value in changed.items())

@@ -1,4 +1,4 @@
-"""`waveform serve`: a page on which sounds of runs are drawn while one listens."""
+"""`waveform serve`: serves a web page on which one hears sounds of runs as they are drawn."""
 
 from collections.abc import Sequence
 from pathlib import Path

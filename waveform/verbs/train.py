@@ -58,9 +58,9 @@ def train_all(
 ) -> None:
     """Train several runs on `source` in turn, in slices of seconds; resumes what is there.
 
-    runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is prepared if it
-    is for a setting; if one run's loss stops being finite, the others lose 30 s at most. Raises Interrupted if a signal
-    asks to stop, even if too late to stop training.
+    runs: `key=value` settings of each run folder. Raises UserError as `train` does, for a setting before anything is
+    prepared; if one run's loss stops being finite, the others lose 30 s at most. Raises Interrupted if a signal asks to
+    stop, even if it comes too late to stop training.
     """
     requests = [TrainRequest(Path(source), *run, config_dir=config_dir) for run in runs.items()]
     with _opened(domain_of(source), requests, show_progress=show_progress) as trainers:
@@ -71,7 +71,7 @@ def train_all(
 
 @contextmanager
 def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: bool) -> Iterator[list[Trainer]]:
-    """Trainers of runs on one source, new or resumed. Whatever can be refused is, before anything is prepared."""
+    """Open trainers of runs on one source, new or resumed. What can be refused is refused before data is prepared."""
     runs = []
     for request in requests:
         config = domain.compose(request)
@@ -81,7 +81,7 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
         if asked and config["train"].get("evaluate_tokens") == 0 and "train.evaluate_tokens" not in given:
             raise UserError(f"{asked[0]} has no effect while train.evaluate_tokens is 0; set that too")
         domain.refuse(request, config)
-    first, shared, shared_train = runs[0]  # all have its data, device and patience
+    first, shared, shared_train = runs[0]  # all have the same data, device and timeout
     joined = job(device=shared_train.device, timeout_s=shared_train.timeout_s, show_progress=show_progress)
     with joined as world, ExitStack() as opened:
         for request, config, train_config in runs:
@@ -111,7 +111,7 @@ def print_config(
 ) -> None:
     """Print the resolved configuration as YAML, with the source of each value; takes the arguments of `train`.
 
-    source may be the name of a recipe, too.
+    source may also be the name of a recipe.
     """
     domain = domain_of(source)
     config = domain.compose(TrainRequest(Path(source), Path(run_dir), overrides, origin or Origin(), config_dir))

@@ -1,4 +1,4 @@
-"""`tune`: searches the settings that reach the best validation NLL on one's own data in a given time."""
+"""`tune`: searches for the settings that reach the best validation NLL on one's own data in a given time."""
 
 import shlex
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def tune(
     the best first; the best trial's settings become `out_dir`/preset/best.yaml. Called again, it continues.
 
     overrides: `key=value` settings of every trial, which are not searched. Raises UserError for bad settings or data,
-    for a folder with anything else, if Optuna is not installed, and if no trial is complete.
+    for a folder of other files, if Optuna is not installed, and if no trial is complete.
     """
     try:
         from optuna import logging
