@@ -1,6 +1,6 @@
 """The `waveform` command, as a table: each verb's function and arguments. Loads nothing heavy until a verb runs.
 
-`RUN_VERBS` know every run, whatever it models; `python -m recipes` has them too.
+`RUN_VERBS` are for every run, whatever it models; `python -m recipes` has them too.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ RUN_VERBS = (
             common.NEW_RUN_DIR,
             path(
                 "--from",
-                "begin with the weights and settings of another run, archived or bundled; settings that you give, or a "
-                "preset, take precedence",
+                "begin with the weights and settings of another run (a folder, an archive or a bundled run); settings "
+                "that you give, or a preset, take precedence",
                 dest="run",
                 metavar="RUN_DIR",
             ),
@@ -72,9 +72,7 @@ RUN_VERBS = (
             Argument("--budget", "training time of each trial, for example 90s, 10min (default) or 1h", metavar="TIME"),
             number("--trials", "number of trials in all (default 20)"),
             number("--seed", "seed of the search (default 0)"),
-            path(
-                "--space", "what to search, if not what comes with the model (docs/performance.md)", metavar="FILE.yaml"
-            ),
+            path("--space", "search space, if not the model's own (docs/performance.md)", metavar="FILE.yaml"),
             Argument(
                 "--storage", "database in which several machines share the search (docs/performance.md)", metavar="URL"
             ),
@@ -135,7 +133,7 @@ RUN_VERBS = (
             common.SEED,
             Argument(
                 "--label",
-                "of a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
+                "for a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
                 metavar="NAME",
             ),
             path("--prime", "audio that every sample begins with and continues", metavar="FILE"),

@@ -1,4 +1,4 @@
-"""What a kind of data brings to the verbs: its settings, data sets, trained runs and words.
+"""What verbs need to know about a kind of data: its settings, data sets, trained runs and terms.
 
 Speech, text and agents each register one `Domain`, by the entry-point group `waveform.domains`, under the `kind` that
 is in the modality of their data sets. A verb asks for the domain of what the user names, a source or a run, and is
@@ -43,7 +43,7 @@ class Metrics(NamedTuple):
     """What a domain reports of a run's NLL."""
 
     of: Callable[[Evaluation], dict[str, Any]]
-    classes: Classes | None = None  # of the tokens, over which NLL is summed apart, too
+    classes: Classes | None = None  # of the tokens: NLL is also summed for each class
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TrainRequest:
     run_dir: Path | None = None  # None: only the configuration is wanted
     overrides: Sequence[str] = ()
     origin: Origin = field(default_factory=Origin)  # the run whose weights and settings this one begins with
-    config_dir: Path | str | None = None  # of Hydra configs of the user's own
+    config_dir: Path | str | None = None  # a folder of the user's own Hydra configs
 
     def composed(self, compose: Callable[..., dict[str, Any]]) -> dict[str, Any]:
         """The configuration that `compose` makes of it; arguments and errors as of `compose_from`."""
@@ -63,14 +63,14 @@ class TrainRequest:
 
 
 class Domain(ABC):
-    """What one kind of run brings: its settings, and how it is trained."""
+    """One kind of run: its settings, and how it is trained."""
 
     kind: ClassVar[str]
     runs: ClassVar[str]  # what messages call its runs
     unit: ClassVar[str] = "token"  # what users call a token
-    # Verbs that differ by domain: `module:function` of each that its runs have
+    # Verb -> `module:function`, for the verbs of its runs that differ by domain
     verbs: ClassVar[Mapping[str, str]] = {}
-    # Dataclasses of what users choose, for parameters of these names whose annotation does not say which one
+    # Parameter of such a function -> dataclass of what users choose, if the parameter's annotation does not say which
     asked: ClassVar[Mapping[str, type]] = {}
     train_config: ClassVar[type[BaseTrainConfig]] = TrainConfig
 
@@ -110,7 +110,7 @@ class Domain(ABC):
 
 
 class TokenDomain(Domain):
-    """What runs on a data set bring besides: how it is opened, and how they are scored on it."""
+    """One kind of run on a data set: also how that is opened, and how runs are scored on it."""
 
     verbs: ClassVar[Mapping[str, str]] = {
         "evaluate": "waveform.verbs.evaluate:evaluate",
@@ -118,7 +118,7 @@ class TokenDomain(Domain):
         "report": "waveform.verbs.report:report",
     }
     family: ClassVar[ConfigFamily]
-    tune_preset: ClassVar[str] = "cpu"  # of small models, for which the search spaces are
+    tune_preset: ClassVar[str] = "cpu"  # small models, for which the search spaces are made
 
     def check(
         self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
@@ -134,7 +134,7 @@ class TokenDomain(Domain):
 
     @abstractmethod
     def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
-        """What says how much a split of `data` is."""
+        """Return a function that says how much data a split has."""
 
     def open_training(
         self, data: Dataset | None, config: dict[str, Any], train_config: BaseTrainConfig, context: RunContext
@@ -152,7 +152,7 @@ class TokenDomain(Domain):
         """Open a run with the memories, and the mean of its newest weights, that options ask for. Raises UserError."""
         sizes = {"memory": options.memory, "compressed": options.compressed}
         run = self.load(run_dir, device=world.device.type, **sizes)
-        if sum(world.largest(run.step, -run.step)):  # of processes that differ: training has just saved another one
+        if sum(world.largest(run.step, -run.step)):  # ranks opened different steps: training has just saved one
             return self.load_to_score(run_dir, options, world=world)
         if options.average != 1:
             average_weights(run, options.average)
@@ -165,7 +165,7 @@ class TokenDomain(Domain):
         """The tokens of a split of the run's own data set, or of another. Raises UserError."""
 
     def distances(self, run: TrainedRun, split: str) -> TokenSet | None:
-        """Of tasks of recall: how far back each answer stands; None of other data."""
+        """How many steps ago each answer of a recall task was last seen; None for other data."""
         return None
 
     # Scores
@@ -183,7 +183,7 @@ class TokenDomain(Domain):
     def measure(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions, *, world: World) -> ScoredRun:
         """Score a run on `tokens`, those of a split; each rank of `world` a share of them.
 
-        Raises UserError for options that the run or the data does not have.
+        Raises UserError for options that do not suit the run or the data.
         """
         dynamic, protocol = options.dynamic_config(run), self.protocol(run.config["train"], options)
         metrics = self.metrics(run, tokens, options)
@@ -316,14 +316,14 @@ class TokenDomain(Domain):
 
     @abstractmethod
     def scope(self, entry: dict[str, Any]) -> str:
-        """What the figures of a run are of, as a sentence."""
+        """Say what the figures of a run were measured on."""
 
     # Reports
 
     asked: ClassVar[Mapping[str, type[ReportContents]]]
 
     def examples(self, run: TrainedRun) -> dict[str, bytes]:
-        """Files to see or hear of what a run draws, by name, for its card on a hub."""
+        """Files of what a run draws, by name, for its model card on a hub."""
         return {}
 
     @contextmanager

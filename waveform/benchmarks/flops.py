@@ -1,10 +1,10 @@
 """Counts the FLOPs of a model's matrix products, convolutions and attention (2 FLOPs per multiply-add).
 
-Model FLOPs are 3 x those of one forward with full memories, the usual convention: backward costs twice forward, and
-what a backward pass recomputes is not useful work. Attention counts what it is asked for, the visible pairs of a query
-and a slot, and not what its kernel computes besides: hidden pairs, or columns of zeros. Forwards of auxiliary losses
-count once, a lower bound: they stop most gradients, and counting them 3 x would give 8% more than the Compressive
-Transformer computes in all.
+Model FLOPs are 3 x those of one forward pass with full memories, the usual convention: backward costs twice as much as
+forward, and what a backward pass recomputes is not useful work. For attention, only the visible pairs of a query and a
+slot count, and not what its kernel computes besides: hidden pairs, or columns of zeros. The forward pass of auxiliary
+losses counts once, which is a lower bound: they stop most gradients, and counting it 3 x would give 8% more than the
+Compressive Transformer computes in all.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from waveform.engine.interface import SequenceModel, State
 from waveform.models.attention import softmax_attention
 
-BACKWARD_FACTOR = 3  # forward and backward together, in forwards
+BACKWARD_FACTOR = 3  # FLOPs of forward and backward together, as a multiple of forward
 
 
 def _of_lstm(factor: int, x: Tensor, *weights: Any, **_: Any) -> int:
-    """FLOPs of a layer by oneDNN, whose weights are arguments, or of all layers by cuDNN, whose weights are a list."""
+    """FLOPs of a layer in oneDNN, whose weights are arguments, or of all layers in cuDNN, whose weights are a list."""
     matrices = weights[0] if isinstance(weights[0], list) else weights[:2]
     return 2 * factor * x.shape[:2].numel() * sum(each.numel() for each in matrices if each.dim() == 2)
 
@@ -45,7 +45,7 @@ def counted_flops(function: Callable[[], Any]) -> int:
 
 
 def useful_flops(function: Callable[[], Any]) -> int:
-    """Return the FLOPs of a forward pass of which attention counts its visible pairs alone."""
+    """Return the FLOPs of a forward pass, of whose attention only the visible pairs count."""
     with FlopCounterMode(display=False) as counter, _Excess(counter) as excess:
         function()
     return int(counter.get_total_flops()) - excess.flops

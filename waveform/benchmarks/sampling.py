@@ -57,7 +57,7 @@ class _Sampler:
         self._step_s: list[float] = []
         warm_steps = _WARM_STEPS[self._device.type]
         self._draw(warm_steps)
-        quick = int(min(_STEPS_S / self._draw(1), _MAX_STEPS))  # how many steps are quick enough
+        quick = int(min(_STEPS_S / self._draw(1), _MAX_STEPS))  # how many steps one repeat may take
         room = (window // 2 - warm_steps - 3) // MAX_REPEATS  # so that no repeat reaches the end of the window
         self._whole_windows = quick >= window
         self._num_steps = quick // window * window if self._whole_windows else max(1, min(room, quick))

@@ -1,8 +1,8 @@
 """Times repeated work, and the most that this machine can do: the rates of a large matrix product and of memory.
 
-torch.utils.benchmark calls what it times twice more to warm up, and all repeats of one thing before the next; here a
-call changes state, and what is compared takes turns. Limits are measured again at each call, so that a busy moment
-affects limits and speeds alike.
+torch.utils.benchmark would make two more calls to warm up, and time all repeats of one thing before the next; but calls
+here change state, and things that are compared take turns. Limits are measured again at each call, so that a busy
+moment affects limits and speeds alike.
 """
 
 import statistics
@@ -53,7 +53,7 @@ def memory_rate(device: torch.device) -> Callable[[], float]:
 
 
 def _rate(function: Callable[[], Any], amount: int, device: torch.device) -> Callable[[], float]:
-    """Return a function that measures how much a second `function` does, each call of which does `amount`."""
+    """Return a function that measures how much `function`, which does `amount` in a call, does per second."""
     num_calls = 20 if device.type == "cuda" else 1
 
     def repeat() -> None:

@@ -20,7 +20,7 @@ _SMALLER = (
 
 
 def run_with_outcome(name: str, run: Callable[[], int], *, continues: bool = False) -> int:
-    """Run a verb; returns the exit code, with one line on stderr if it is not 0.
+    """Run a verb and return its exit code; if that is not 0, one line on stderr says why.
 
     0, or what `run` returns; 2 for a user's mistake, which includes a full disk and too little RAM; 1 for other
     trouble, like a failing disk; 128 + the signal's number if one stopped it (129: its terminal was closed, 130:
@@ -47,7 +47,7 @@ def run_with_outcome(name: str, run: Callable[[], int], *, continues: bool = Fal
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         say(f"{name}: the system reports: {printable(named)}", sys.stderr)
         return 1
-    except SystemError as error:  # what numba makes of a signal as it calls a compiled function
+    except SystemError as error:  # from numba, if a signal arrives as it calls a compiled function
         if not isinstance(error.__cause__, Interrupted):
             raise
         return stopped(error.__cause__)
@@ -56,10 +56,10 @@ def run_with_outcome(name: str, run: Callable[[], int], *, continues: bool = Fal
 
 
 def _reader_is_gone() -> bool:
-    """Whether the reader of what is printed, perhaps `head`, has closed it; then the rest is dropped."""
+    """Whether the reader of the output, perhaps `head`, has closed the pipe; if so, drop the rest of the output."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(io.UnsupportedOperation):  # a replacement by a Python caller
+        with suppress(io.UnsupportedOperation):  # a stream that a Python caller put there
             poll.register(stream, 0)
     gone = [stream for stream, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
     for stream in gone:
@@ -68,7 +68,7 @@ def _reader_is_gone() -> bool:
 
 
 def _stopped(name: str, note: str, interrupted: Interrupted) -> int:
-    """Say in one line which signal stopped the command; returns the exit code."""
+    """Say in one line which signal stopped the command, and return the exit code."""
     by = signal.Signals(interrupted.number).name
     say(f"{name}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note or note])), sys.stderr)
     return 128 + interrupted.number

@@ -1,8 +1,8 @@
-"""A command line as a table: each verb names its function and its arguments, from which argparse's parser follows.
+"""A command line as a table: each verb names its function and its arguments, from which an argparse parser is built.
 
 A verb's function, the one that Python users call, is imported when the verb runs, so `--help` loads nothing heavy. It
-is called with the arguments that were given, by name; one that is a field of a dataclass among the function's
-parameters goes there. The defaults are the function's own.
+is called with the arguments that were given, by name. If a parameter of the function is a dataclass, arguments that
+are fields of it are passed in an instance. The defaults are the function's own.
 """
 
 import argparse
@@ -25,15 +25,14 @@ from waveform.system.rules import COUNTABLE
 
 OF_DOMAIN = ""  # in place of a verb's function: the one that the domain of the run has (`Domain.verbs`)
 OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
-_LONGEST = 300  # characters of a mistake that are shown
-_SETTING = re.compile(r"[+~]*[A-Za-z_][\w.@-]*=")  # how one begins; a path with a slash before its first = is none
+_LONGEST = 300  # most characters of a mistake that are shown
+_SETTING = re.compile(r"[+~]*[A-Za-z_][\w.@-]*=")  # how one begins; a path with a slash before its first = is not one
 
 
 class Argument:
-    """One argument of a verb: a flag or a name, what argparse's `add_argument` takes, and what it has besides.
+    """One argument of a verb: a flag or a name, and the options of argparse's `add_argument`.
 
-    instead: `module:function` to call instead of the verb's, with those of the
-    arguments that it takes.
+    instead: `module:function` to call, if the argument is given, instead of the verb's, with the arguments it takes.
     """
 
     def __init__(self, flag: str, help: str | None = None, *, instead: str | None = None, **options: Any) -> None:
@@ -61,7 +60,7 @@ class Verb:
     continues: bool = False  # the same command goes on where a signal stopped it
 
     def run(self, values: Mapping[str, Any]) -> int:
-        """Call the function with the arguments that were given; print a result that is text; returns the exit code."""
+        """Call the function with the arguments that were given, print its result if it is text, return an exit code."""
         if self.computes:
             set_defaults()
         named = [arg for arg in self.arguments if arg.name in values]
@@ -97,7 +96,7 @@ class Verb:
 def arguments_of(
     function: Callable[..., Any], values: Mapping[str, Any], asked: Mapping[str, type] | None = None
 ) -> tuple[dict[str, Any], set[str]]:
-    """What `function` is called with, and the names in `values` that it does not know.
+    """Return the arguments for `function`, and the names in `values` that it does not know.
 
     asked: the dataclasses of parameters whose annotation does not say which one.
     """
@@ -130,7 +129,7 @@ def _load(name: str) -> Any:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are one line, as the command's others are."""
+    """Reports an error in one line, as the command does for all other mistakes."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {printable(message[:_LONGEST])}; `{self.prog} --help` says what it takes\n")
@@ -157,7 +156,7 @@ def parser(program: str, description: str, verbs: Sequence[Verb]) -> argparse.Ar
 def run_command(
     name: str, program: str, description: str, verbs: Sequence[Verb], arguments: Sequence[str] | None
 ) -> int:
-    """Parse `arguments` (None: those of the process) and run a verb; returns the exit code of `run_with_outcome`.
+    """Parse `arguments` (None: those of the process), run a verb, and return the exit code of `run_with_outcome`.
 
     name: of the command in its messages; program: in its help.
     """
@@ -165,8 +164,8 @@ def run_command(
     escape_what_stdout_lacks()
     arguments = sys.argv[1:] if arguments is None else arguments
     with_settings = {verb.name for verb in verbs if any(arg.name == OVERRIDES for arg in verb.arguments)}
-    # argparse would take settings before options or after them, but not both, and those that follow an option of
-    # several values as more of these. So it sees none.
+    # argparse accepts settings before options or after them, but not both, and would take settings that follow an
+    # option with several values for more values. So it gets to see none.
     settings = [each for each in arguments if arguments[0] in with_settings and _SETTING.match(each)]
     rest = [each for each in arguments if each not in settings]
     parse = parser(program, description, verbs)
@@ -175,6 +174,6 @@ def run_command(
     verb = {verb.name: verb for verb in verbs}[given.pop("verb")]
     if unknown := [each for each in others if each.startswith("-") or verb.name not in with_settings]:
         _Parser(prog=f"{program} {verb.name}").error(f"unrecognized arguments: {' '.join(unknown)}")
-    if settings := [*settings, *others]:  # what is not one is refused with the settings
+    if settings := [*settings, *others]:  # what is not a setting is refused with them
         given[OVERRIDES] = [*settings, *given.get(OVERRIDES, ())]
     return run_with_outcome(f"{name} {verb.name}", lambda: verb.run(given), continues=verb.continues)

@@ -8,7 +8,7 @@ from waveform.audio.decoding_child import CLIPPED_AMPLITUDE
 from waveform.audio.pitch import FLOOR_DB, level_db, pitch_hz
 from waveform.audio.plots import mel_decibels
 
-_BANDS = 20  # of which each is four of the mel spectrogram's
+_BANDS = 20  # each the mean of four bands of the mel spectrogram
 _LOWEST_DB = -90.0  # below 16 bits, silence has no spectrum
 _END_FRAMES = 24  # of 40 ms, of which one begins every 20 ms: the last half second
 _REFERENCE_HZ = 100.0  # 0 semitones
@@ -26,7 +26,7 @@ class Clip:
 
 
 def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str, float] | None = None) -> Clip:
-    """Measure mono samples [n], at least a second of them; what is left of a second at the end has no piece."""
+    """Measure mono samples [n], at least a second of them; an incomplete second at the end has no piece."""
     rate = sample_rate_hz
     pitches, levels = pitch_hz(samples, sample_rate_hz=rate), level_db(samples, sample_rate_hz=rate)
     has_pitch, is_silent = ~np.isnan(pitches), levels < FLOOR_DB
@@ -40,7 +40,7 @@ def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str
             "frames with pitch": float(has_pitch.mean()),
             "silent frames": float(is_silent.mean()),
             "clipped samples": float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean()),
-            "ends in silence": float(ends_silent),  # throughout
+            "ends in silence": float(ends_silent),
             "ends in noise": float(not ends_silent and not has_pitch[-_END_FRAMES:].any()),
         },
         opinions=opinions or {},

@@ -12,7 +12,7 @@ FEWEST_CLIPS = 3  # for an interval
 class QualityConfig:
     """How quality is measured."""
 
-    quality: bool = False  # whether it is
+    quality: bool = False  # whether to measure it
     num: int = 16  # samples of each run
     seconds: float = 2.0  # of each
     temperature: float = 1.0

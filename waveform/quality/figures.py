@@ -1,4 +1,4 @@
-"""Figures of quality of a set of clips, with intervals: how far it is from real clips, and what is in it."""
+"""The figures of quality of a set of clips, with intervals: distances to real clips, and its own pitch, level, ..."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from waveform.runs.statistics import students_t
 
 Statistic = Callable[[Sequence[Clip]], float | None]  # None: there is nothing to measure
 
-_TRIALS = 50  # draws of as many real clips, for what they get by chance
+_TRIALS = 50  # random draws of real clips, for the distance that they have by chance
 _BOUNDS = {"share": (0.0, 1.0), "1 to 5": (1.0, 5.0), "dBFS": (-np.inf, np.inf)}  # of figures, by unit; others: 0, inf
 
 
@@ -44,7 +44,7 @@ class Quality:
 
     sets: list[SetOfClips]
     num_reference: int  # other real clips
-    by_chance: Figure  # Frechet distance of as many of these to the rest of them: what its bias at this number is
+    by_chance: Figure  # Frechet distance of some of these, as many as samples, to the rest: its bias
     seconds: float  # of each clip
     temperature: float
     seed: int
@@ -67,7 +67,7 @@ def figures_of(clips: Sequence[Clip], reference: Sequence[Clip]) -> list[Figure]
 
 
 def jackknife(name: str, unit: str, clips: Sequence[Clip], statistic: Statistic) -> Figure:
-    """A statistic of at least two clips, with its interval, which ends at the least and the greatest possible value."""
+    """A statistic of at least two clips, with its interval, cut off at the least and the greatest possible value."""
     value = statistic(clips)
     without = [statistic([*clips[:i], *clips[i + 1 :]]) for i in range(len(clips))]
     if value is None or None in without:

@@ -15,13 +15,13 @@ from waveform.quality.opinions import Predict, opinions_of, predictors
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-_NUM_REFERENCE = 200  # real clips that all are compared with, or more if there are more than 100 samples
+_NUM_REFERENCE = 200  # real clips to compare with; more if there are more than 100 samples
 _SAMPLING_ROWS = 16  # samples that are drawn side by side
 _NOISE_AMPLITUDE = 0.1  # RMS, about that of speech
 
 
 class Sampled(Protocol):
-    """What is measured of a run: sounds that it makes."""
+    """What measuring needs of a run: its format, and sounds that it draws."""
 
     @property
     def audio_format(self) -> AudioFormat: ...
@@ -41,8 +41,8 @@ def measure_quality(
 ) -> Quality:
     """Figures of the samples of each run (label, run), of clips of `held_out` and of white noise, against `others`.
 
-    held_out, others: audio of two splits, of which the first was not learned from. Raises UserError if they are one
-    split, and if a split has fewer clips of config.seconds than are needed.
+    held_out, others: audio of two splits; the runs have not learned from the first. Raises UserError if both are the
+    same split, and if a split has fewer clips of config.seconds than are needed.
     """
     if held_out.checksum == others.checksum:
         raise UserError("quality compares samples with clips that were not learned from; give another --split")
@@ -50,7 +50,7 @@ def measure_quality(
     rate = audio_format.sample_rate_hz
     length = round(config.seconds * rate)
     rng = np.random.default_rng(config.seed)
-    fewest = 2 * config.num  # as many by chance, and as many others
+    fewest = 2 * config.num  # half of them for the distance by chance, and half to compare these with
     reference = real_clips(
         others, audio_format, length=length, num=max(_NUM_REFERENCE, fewest), at_least=fewest, rng=rng
     )

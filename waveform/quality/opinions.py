@@ -1,7 +1,7 @@
-"""Predicted opinion scores of speech, from 1 to 5, by networks of others: the extra `waveform[quality]`.
+"""Predicted opinion scores of speech, from 1 to 5, by published networks: the extra `waveform[quality]`.
 
 Distill-MOS (Stahl and Gamper 2025) and DNSMOS P.835's overall score (Reddy et al. 2022). Both packages contain their
-weights; nothing is fetched. They are trained on damaged speech: of what is not speech at all they only say little.
+weights; nothing is downloaded. They were trained on degraded speech, so they say little about what is not speech.
 """
 
 import io
@@ -37,11 +37,11 @@ def opinions_of(samples: np.ndarray, found: dict[str, Predict], *, sample_rate_h
 def _distill_mos() -> Predict:
     from distillmos import ConvTransformerSQAModel
 
-    with redirect_stdout(io.StringIO()):  # it says where its weights are
+    with redirect_stdout(io.StringIO()):  # it prints where its weights are
         model = ConvTransformerSQAModel().eval()
 
     def predict(samples: np.ndarray) -> float:
-        repeated = np.resize(samples, max(len(samples), _SHORTEST_S * WIDEBAND_HZ))  # DNSMOS does so by itself
+        repeated = np.resize(samples, max(len(samples), _SHORTEST_S * WIDEBAND_HZ))  # DNSMOS itself does so
         with torch.inference_mode():
             return float(model(torch.from_numpy(repeated)[None]))
 

@@ -1,4 +1,4 @@
-"""Figures of quality as text: one row a figure, one column a set of clips."""
+"""The figures of quality as text: a row for each figure, a column for each set of clips."""
 
 from waveform.quality.figures import Figure, Quality
 from waveform.runs.statistics import with_intervals
@@ -24,8 +24,8 @@ def quality_notes(quality: Quality) -> list[str]:
     return [
         f"clips of {quality.seconds:g} s, samples at temperature {quality.temperature:g} from seed {quality.seed}; "
         f"distances are to {quality.num_reference} other real clips",
-        f"so many real clips, drawn at random, have a Frechet distance of {shown(quality.by_chance)} to the rest: its "
-        "bias",
+        f"as many real clips, drawn at random, have a Frechet distance of {shown(quality.by_chance)} to the rest: this "
+        "is its bias",
     ]
 
 

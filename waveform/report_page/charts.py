@@ -1,6 +1,6 @@
 """The charts of a report: drawn by matplotlib as SVG, in colours that follow the page from light to dark.
 
-An SVG stands in the page as an image: nothing in it can be executed, whatever a label says.
+The page contains each SVG as an image: nothing in it can be executed, whatever a label says.
 """
 
 import io
@@ -18,7 +18,7 @@ from waveform.system.panels import panels
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What matplotlib draws in these is drawn in the page's ink, or faintly.
+# Colours of matplotlib -> colours of the page
 _INKS = {"#000000": "var(--ink)", "#666666": "var(--ink)", "#e6e6e6": "var(--faint)"}
 _STYLE = """<style>
 :root { --ink: #222; --faint: #8884 }
@@ -34,7 +34,7 @@ def learning_chart(curves: Sequence[tuple[str, LearningCurve]], *, unit: str) ->
     with panels(None, NUM_PANELS) as every:
         draw_learning_curves(every, [(_plain(label), curve) for label, curve in curves], unit=unit)
         picture = _svg(every)
-    note = f"Nats per {unit} of the validation split, at the evaluations of each training; lower is better."
+    note = f"Nats per {unit} of the validation split, at each run's evaluations in training; lower is better."
     return Chart("NLL in training", note, picture)
 
 
@@ -80,7 +80,7 @@ def _draw_places(axes: "Axes", lines: Mapping[str, Mapping[str, Any]], *, unit_s
 
 
 def attention_chart(entries: Sequence[dict[str, Any]]) -> Chart | None:
-    """Attention by position of each run that has some, from `analyse`'s figures of it; None if none has.
+    """Attention by position of each run that has attention, from its figures by `analyse`; None if none has.
 
     entries: `label`, and `attention_by_position`, which is {absent: why} if there is nothing to see.
     """
@@ -97,7 +97,7 @@ def attention_chart(entries: Sequence[dict[str, Any]]) -> Chart | None:
 
 
 def _plain(label: str) -> str:
-    """A label in which matplotlib sees no formula, and which it does not take for one to be left out."""
+    """Escape a label: matplotlib reads `$` as a formula, and leaves labels that begin with `_` out of a legend."""
     hidden = "\N{ZERO WIDTH SPACE}" if label.startswith("_") else ""
     return hidden + label.replace("$", r"\$")
 

@@ -1,4 +1,4 @@
-"""What a report shows of runs of one kind, besides what all have: NLL by place, attention, training and settings."""
+"""What a report shows of one kind of runs alone; of all kinds, it shows NLL by place, attention, training, settings."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class ReportContents(ABC):
         """About how many tokens are scored by place; None: all."""
 
     def result(self, tokens: TokenSet, places: NllByPlace, *, protocol: str) -> Evaluation | None:
-        """The NLL in the tables, if it follows from that by place; None: it is measured as `evaluate` does."""
+        """The NLL in the tables, if it can be computed from that by place; None: it is measured as `evaluate` does."""
         return None
 
     def others(self, runs: Sequence[TrainedRun], *, device: str) -> dict[str, TrainedRun]:
@@ -50,7 +50,7 @@ class ReportContents(ABC):
         return {}
 
     def settings(self, run: TrainedRun) -> dict[str, Any]:
-        """A run's settings, to be shown."""
+        """The settings of a run that are shown."""
         return run.config
 
     @abstractmethod

@@ -88,7 +88,7 @@ def settings_tables(labels: Sequence[str], configs: Sequence[Mapping[str, Any]])
 
 
 def require_each_once(run_dirs: Sequence[Path | str]) -> None:
-    """Raises UserError if a run stands twice among those of a page."""
+    """Raises UserError if a run is named twice."""
     everyone = [Path(run_dir).resolve() for run_dir in run_dirs]
     for run_dir in run_dirs:
         if everyone.count(Path(run_dir).resolve()) > 1:
@@ -141,5 +141,5 @@ def _digest(text: str) -> str:
 
 
 def data_uri(content: bytes, *, kind: str) -> str:
-    """`content` of a MIME type as an address that contains it."""
+    """`content` as a data URI; kind: its MIME type."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -28,15 +28,15 @@ class _Ratings(Struct):
     """What the page exports."""
 
     kind: Literal["waveform ratings"]
-    sounds: _Name  # digest of all sounds of the page: with `row` and `run` it tells which sound a rating is of
+    sounds: _Name  # digest of all sounds of the page: with `row` and `run` it identifies the rated sound
     ratings: list[_Rating]
 
 
 def rate(ratings: Sequence[Path | str], *, json_file: Path | str | None = None) -> list[dict[str, Any]]:
-    """Print and return (and write) the mean rating of each run in files that the page exported, one a listener.
+    """Print and return (and write) the mean rating of each run in files that the page exported, one for each listener.
 
-    What several listeners said of one sound is averaged first; the 95% interval is over sounds, by Student's t. Raises
-    UserError for a file that is not one of ratings, and if there are none.
+    Ratings of the same sound by several listeners are averaged first; the 95% interval is over sounds, by Student's t.
+    Raises UserError for a file that is not one of ratings, and if there are none.
     """
     files = list(dict.fromkeys(map(Path, ratings)))
     by_sound: dict[tuple[str, str, int], list[int]] = {}  # (run, page, row) -> ratings

@@ -103,7 +103,7 @@ function shuffled(items) {
 
 function setBlind(on) {
   const ordered = on ? shuffled : (items) => items;
-  for (const player of players) { // nothing that was heard before tells them apart
+  for (const player of players) { // so that positions left from before do not tell them apart
     sound(player).pause();
     seek(player, 0);
   }
