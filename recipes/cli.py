@@ -1,4 +1,4 @@
-"""`python -m recipes`, as a table: the verbs that know every run, and those that only text and agents have.
+"""`python -m recipes`, as a table: the verbs for every run, and those that only text and agents have.
 
 Also under torchrun.
 """
@@ -19,11 +19,11 @@ settings, any number:
   corpus.check=false        accept a source that is not the published corpus: a slice, or a corpus of your own
   corpus.tokens=subwords    for the recipe folder: bytes (default) or subwords
   corpus.vocab_size=32000   how many subwords
-  corpus.vocabulary=FILE    words of a published model, in JSON or one a line, instead of the corpus's own (see import)
+  corpus.vocabulary=FILE    words of a published model (JSON, or one per line), instead of the corpus's own (see import)
   corpus.gutenberg=true     cut off Project Gutenberg's licence around each file
   corpus.valid=0.05 corpus.test=0.05   shares of a folder, or of a file with corpus.check=false
 for recall, which is generated:
-  corpus.keys=16 corpus.values=8       facts, one value a key in each episode
+  corpus.keys=16 corpus.values=8       facts: each key has one value in an episode
   corpus.episode=640                   tokens of an episode
   corpus.fillers=0.6                   share of these that are fillers, which tell nothing
   corpus.train=4096 corpus.valid=128 corpus.test=2048 corpus.seed=0   episodes, and the seed that they come from
@@ -46,7 +46,7 @@ train.batch_size=4 train.lr=1e-5
 
 
 def numbers(text: str) -> list[int]:
-    """`1024,512` -> [512, 1024], each once. Raises ValueError, of which argparse says: invalid numbers value."""
+    """`1024,512` -> [512, 1024], each once. Raises ValueError, which argparse reports as an invalid value."""
     return sorted({int(part) for part in text.split(",")})
 
 
@@ -79,7 +79,7 @@ VERBS = (
             path("checkpoint", metavar="CHECKPOINT"),
             path("run_dir", "a new folder", metavar="RUN_DIR"),
             path("--data", "text, prepared with its vocabulary", dest="data_dir", metavar="DATA_DIR"),
-            path("--vocabulary", "the words, in JSON or one a line", metavar="FILE"),
+            path("--vocabulary", "the words, in JSON or one per line", metavar="FILE"),
             overrides("model.memory=400"),
         ),
         epilog=_IMPORT_EPILOG,

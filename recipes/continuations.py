@@ -29,7 +29,7 @@ NUCLEUS = 0.98  # Rae et al. 2019, appendix E
 class Prefixes:
     """Held-out documents to continue (Dai et al. 2019 and Rae et al. 2019, appendices E)."""
 
-    # How many, evenly spaced; a split of fewer is cut into pieces; None: a prompt instead.
+    # How many, evenly spaced; a split with fewer is cut into pieces; None: continue a prompt instead
     documents: Annotated[int, whole_number(1)] | None = None
     prefix: Annotated[int, whole_number(1)] = 512  # tokens of each that the model reads
     split: str = "test"
@@ -84,7 +84,7 @@ def sample(
 
 
 def tokenizer_of(run: TrainedRun) -> TextTokenizer:
-    """The tokenizer in the run's data set. Raises UserError if it is gone, or is not the one of training."""
+    """The tokenizer in the run's data set. Raises UserError if it is gone, or has not the vocabulary of training."""
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
         raise UserError(f"the data set of {run.given}, {folder}, which contains its vocabulary, is gone; put it back")
@@ -149,7 +149,7 @@ def continue_documents(
 
 
 def _evenly_spaced(tokens: TokenSet, num: int) -> tuple[TokenSet, list[int]]:
-    """`num` documents of a split, by their index; those of a split that has fewer are cut into pieces first."""
+    """Choose `num` documents of a split, by their index; if it has fewer, they are cut into pieces first."""
     if len(tokens) < num:
         tokens = tokens.cut(-(-tokens.num_tokens // num))
     num = min(num, len(tokens))

@@ -61,13 +61,13 @@ def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: 
             },
         }
     if recipe.headline == "bits_per_character":  # of enwik8 and text8, whose characters are bytes
-        # What published models do not know is not counted either.
+        # Characters that a published model leaves out do not count either.
         return {"bits_per_character": bits_per(nats, num_tokens if tokens == "symbols" else num_bytes)}
     return {"bits_per_byte": bits_per(nats, num_bytes), "word_perplexity": perplexity(nats, num_words)}
 
 
 def recall_metrics(result: Evaluation, *, chance_bits: float) -> dict[str, Any]:
-    """Return bits per answer, in total and by equal buckets of distance; its classes are distances, 0 is no answer.
+    """Return bits per answer, in total and by equal buckets of distance; its classes are distances, 0: not an answer.
 
     chance_bits: of a model that remembers nothing. A bucket without answers is left out.
     """

@@ -17,7 +17,7 @@ _POINTS = 40  # of a curve of returns, on which seeds are averaged
 
 
 def draw_over_seeds(axes: "Axes", i: int, label: str, x: Any, values: np.ndarray, *, marker: str = "") -> None:
-    """The i-th curve: means over seeds of `values` [seeds, x], shaded from the lowest to the highest."""
+    """Draw the i-th curve: means over seeds of `values` [seeds, x], shaded from the lowest to the highest."""
     colour = COLOURS[i % len(COLOURS)]
     axes.plot(x, values.mean(axis=0), marker=marker, markersize=3, color=colour, label=label)
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
@@ -46,7 +46,7 @@ def save_recall(path: Path, questions: Mapping[str, Mapping[str, Sequence[Mappin
 
 
 def read_returns(run_dir: Path) -> np.ndarray:
-    """Steps seen and mean return of the episodes that ended since the record before [records, 2]."""
+    """Read steps seen, and mean return of the episodes that ended since the previous record [records, 2]."""
     records = [r for r in read_metrics(run_dir) if r["kind"] == "train" and "return_mean" in r]
     return np.array([(r["steps_seen"], r["return_mean"]) for r in records], dtype=float).reshape(-1, 2)
 
@@ -69,7 +69,7 @@ def save_returns(
                 steps = np.linspace(max(s[0, 0] for s in seeds), min(s[-1, 0] for s in seeds), _POINTS)
                 draw_over_seeds(returns, i, label, steps / 1e6, np.array([_smoothed(seed, steps) for seed in seeds]))
         returns.set_xlabel("million steps")
-        returns.set_ylabel("return an episode")
+        returns.set_ylabel("return per episode")
         if by_place:
             _draw_places(every[1], by_place)
         if every[-1].get_legend_handles_labels()[0]:

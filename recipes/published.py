@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, kw_only=True):
     dropout: _Share = 0.0
     dropatt: _Share = 0.0
     cutoffs: list[int] = []
-    # What our model does not have, and refuses.
+    # Our model has no such options, and only accepts these values.
     pre_lnorm: bool = False
     attn_type: int = 0
     layer_norm_epsilon: float = _NORM_EPSILON
@@ -134,7 +134,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = torch.load(path, map_location="cpu", weights_only=True) if is_torch else load_file(path)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path} holds more than tensors, so opening it could run code; where you trust it, save the weights "
+            f"{path} holds more than tensors, so opening it could run code; if you trust it, save the weights "
             "alone, with torch.save(model.state_dict(), FILE)"
         ) from error
     except (OSError, SafetensorError, RuntimeError, ValueError, EOFError, KeyError) as error:
@@ -154,7 +154,7 @@ class _Reader:
         self.d_model = int(self._take(f"{layout.trunk}layers.0.dec_attn.r_net.weight").shape[1])
 
     def _count(self, numbered: str) -> int:
-        """How many of something the trunk has, by the largest number in names that begin so."""
+        """Count parts of the trunk by the largest number in the names that begin with `numbered`."""
         pattern = re.compile(re.escape(self.layout.trunk) + numbered)
         return 1 + max((int(found[1]) for name in self._tensors if (found := pattern.match(name))), default=0)
 
@@ -217,7 +217,7 @@ class _Reader:
             "attention.value.weight": value,
             "attention.position.weight": self._take(f"{attention}r_net.weight"),
             "attention.output.weight": self._take(f"{attention}o_net.weight"),
-            # Of each layer, or one for all of them, of which each gets its own.
+            # Each layer has its own, or all share one, of which each gets a copy.
             "attention.content_bias": self._take(f"{attention}r_w_bias", f"{trunk}r_w_bias").clone(),
             "attention.position_bias": self._take(f"{attention}r_r_bias", f"{trunk}r_r_bias").clone(),
             "attention_norm.weight": self._take(f"{attention}layer_norm.weight"),
@@ -232,14 +232,14 @@ class _Reader:
 
     def _inputs_and_outputs(self) -> tuple["_Clusters", "_Clusters"]:
         words = f"{self.layout.trunk}word_emb.emb_"
-        # What is tied may be in the file once, as the input's; the first projection never is.
+        # What is tied may be in the file once, under the input's name; the first projection is never tied.
         tables = "crit.out_layers" if "crit.out_layers.0.weight" in self._tensors else f"{words}layers"
         projections = "crit.out_projs" if "crit.out_projs.1" in self._tensors else f"{words}projs"
         inputs = self._clusters(f"{words}layers", f"{words}projs", f"{words}projs")
         return inputs, self._clusters(tables, "crit.out_projs", projections)
 
     def _clusters(self, tables: str, first_projection: str, projections: str) -> "_Clusters":
-        """Clusters of words by their names; a table that is one for all of them, because they are equally wide, is cut.
+        """Read the clusters of words by their names; if they are equally wide, they share one table, which is cut.
 
         Embeddings narrower than the model have a projection beside that one table, which `_refuse_others` refuses.
         """
@@ -279,7 +279,7 @@ class _Reader:
 
     def _refuse_others(self) -> None:
         trunk = self.layout.trunk
-        # Biases of all layers may be there beside those of each, and frequencies are what they always are.
+        # Biases for all layers may be there beside those of each layer; the frequencies are always the same.
         known = {f"{trunk}r_w_bias", f"{trunk}r_r_bias", f"{trunk}pos_emb.inv_freq"}
         others = sorted(self._tensors.keys() - self._taken - known)
         if others:
@@ -302,7 +302,7 @@ class _Clusters:
         return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
 
     def named(self, owner: str) -> dict[str, Tensor]:
-        """By our names, but for the first projection."""
+        """All but the first projection, by our names."""
         named = {f"{owner}.tables.{i}": table for i, table in enumerate(self.tables)}
         return named | {f"{owner}.projections.{i}": p for i, p in enumerate(self.projections[1:]) if p is not None}
 

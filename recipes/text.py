@@ -1,9 +1,9 @@
-"""What makes a run one of text: its configuration, and how it is opened.
+"""The domain of text: the configuration of its runs, and how they are opened (waveform/domain.py has the interface).
 
     config = { recipe, preset, seed, model: {name, ...}, train: {...} }
 
-Presets are in `conf/preset`, each with what it sets for one model or recipe. A `study` is a row of the papers' tables,
-on top of everything else.
+Presets are in `conf/preset`, with sections for single models and recipes. A `study` is a row of the papers' tables, on
+top of everything else.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ _TEXT = ConfigFamily(module="recipes.conf", root="text", command="python -m reci
 
 @cache
 def _family(recipe: str, state: str) -> ConfigFamily:
-    """With the recipes of this package and `recipe`, which may be another package's; state: its train.state."""
+    """The family of the recipes of this package and `recipe`, perhaps another package's; state: its train.state."""
     states = {**{name: known.state for name, known in RECIPES.items()}, recipe: state}
     return replace(_TEXT, groups={"recipe": {name: {"train": {"state": each}} for name, each in states.items()}})
 
@@ -46,7 +46,7 @@ def compose_config(
 ) -> dict[str, Any]:
     """Return the resolved configuration as plain dicts; arguments and errors as of `compose_family`.
 
-    Raises UserError for an unknown recipe, too.
+    Also raises UserError for an unknown recipe.
     """
     family = _family(recipe, find_recipe(recipe).state)
     config = compose_family(family, [f"recipe={recipe}", *overrides], config_dir=config_dir, any_model=any_model)
@@ -58,7 +58,7 @@ def compose_config(
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
     """Open the newest checkpoint of a run on text; arguments and errors as of `open_run`.
 
-    Raises UserError for a run on audio, or of an agent, too.
+    Also raises UserError for a run on audio, or of an agent.
     """
     require_text(run_dir)
     return open_run(run_dir, device=device, **model_fields)
@@ -86,7 +86,7 @@ def _refuse_other_vocabulary(
 
 
 class Text(TokenDomain):
-    """What runs on text, and on recall, bring to the verbs."""
+    """Runs on text, and on recall."""
 
     kind = "text"
     runs = "runs on text"
@@ -124,7 +124,7 @@ class Text(TokenDomain):
             _refuse_other_vocabulary(
                 Path(run.given), Path(data), remedy="name data that was prepared with that vocabulary"
             )
-            run.config["dataset"]["path"] = str(Path(data).resolve())  # what counts words and bytes reads it too
+            run.config["dataset"]["path"] = str(Path(data).resolve())  # counts of words and bytes are read there too
         return own_tokens(run, split=split)
 
     def distances(self, run: TrainedRun, split: str) -> TokenSet | None:

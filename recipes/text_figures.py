@@ -118,7 +118,7 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def scope_of(entry: dict[str, Any]) -> str:
-    """What the figures of runs are of."""
+    """Say what the figures of runs were measured on."""
     documents = counted(entry["num_utterances"], "document")
     return f"{entry['split']} split: {entry['num_tokens']:,} tokens of {documents}, state {entry['state']}"
 
@@ -126,8 +126,8 @@ def scope_of(entry: dict[str, Any]) -> str:
 def with_gain(entry: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     """Return `entry` with the share by which the first run's perplexity exceeds its own, by bucket and in total.
 
-    Rae et al. 2019, Table 7: 61.2 against 55.9 is a gain of 9.5%. If the training splits of the
-    runs put different words in a bucket, nothing is added.
+    Rae et al. 2019, Table 7: 61.2 against 55.9 is a gain of 9.5%. If the training splits of the runs put different
+    words in a bucket, nothing is added.
     """
     before, after = (each.get("perplexity_by_frequency", {}) for each in (first, entry))
     sizes = [{bucket: figures["num_tokens"] for bucket, figures in each.items()} for each in (before, after)]
@@ -166,7 +166,7 @@ class TextContents(ReportContents):
 
     documents: Annotated[int, NOT_NEGATIVE] = 3  # held-out documents that every run continues; 0: none
     prefix: int = 512  # tokens of each that are read
-    tokens: Annotated[int, whole_number(1)] = 256  # that every run makes
+    tokens: Annotated[int, whole_number(1)] = 256  # that every run generates
     temperature: float = 1.0
     seed: int = 0
     split: str = "test"
@@ -174,7 +174,7 @@ class TextContents(ReportContents):
 
     def __post_init__(self) -> None:
         check_rules(self)
-        _ = self.prefixes, self.sampling  # they raise
+        _ = self.prefixes, self.sampling  # raise UserError
 
     @property
     def prefixes(self) -> Prefixes:
@@ -204,7 +204,7 @@ class TextContents(ReportContents):
         }, {}
 
     def _writings(self, runs: dict[str, TrainedRun], world: World) -> list[Writing]:
-        """How every run continues the same documents, and how they go on; none of recall, which is not read."""
+        """How every run continues the same documents, and how they really go on; none for recall."""
         if not self.documents or is_recall(next(iter(runs.values()))):
             return []
         how: dict[str, Any] = {"num_tokens": self.tokens, "sampling": self.sampling}

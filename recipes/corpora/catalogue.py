@@ -22,7 +22,7 @@ def _write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> st
 
 
 def _of_mahoney(name: str, *, tokens: str, md5: str) -> Recipe:
-    """One of two files, of characters that are bytes."""
+    """One of Mahoney's two files, in which each character is a byte."""
     where = "http://mattmahoney.net/dc/textdata.html"
     return Recipe(
         name=name,

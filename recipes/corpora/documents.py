@@ -138,7 +138,7 @@ def without_licence(source: Source) -> Source:
 
 
 def without_words(documents: Documents, path: Path) -> Documents:
-    """Return documents in which the words of the file `path`, one a line, are replaced, in upper or lower case.
+    """Return documents in which the words of the file `path`, one per line, are replaced, in upper or lower case.
 
     Raises UserError for a file that cannot be read or has no words.
     """
@@ -147,7 +147,7 @@ def without_words(documents: Documents, path: Path) -> Documents:
     except OSError as error:
         raise UserError(f"cannot read corpus.replaced_words={path}: {error.strerror}") from error
     if not words:
-        raise UserError(f"corpus.replaced_words={path} has no words; write one a line, or leave it out")
+        raise UserError(f"corpus.replaced_words={path} has no words; write one per line, or leave it out")
     longest_first = sorted(map(re.escape, words), key=len, reverse=True)
     whole_words = re.compile(rb"(?<![\w\x80-\xff])(?:%b)(?![\w\x80-\xff])" % b"|".join(longest_first), re.IGNORECASE)
     return {

@@ -1,4 +1,4 @@
-"""Draws episodes of recall and writes them as a data set, with another beside it: how far each answer lies back.
+"""Draws episodes of recall and writes them as a data set; a second one says how far back each answer was last seen.
 
 Shape letters: E episodes, T tokens of each, M mentions of a key, K keys.
 """
@@ -19,7 +19,7 @@ from waveform.system.atomic import explain_write_errors
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-_DISTANCES = "distances"  # folder, within the data set, of a data set as long: each token's distance
+_DISTANCES = "distances"  # folder, in the data set, of the second data set: the distance of each token
 _BLOCK_TOKENS = 1 << 17  # made at a time
 
 
@@ -31,10 +31,10 @@ def vocabulary(config: RecallConfig) -> list[str]:
 
 
 class Episodes(NamedTuple):
-    """Tokens, and how far each is from what it can be known from."""
+    """Tokens, and how far back the fact of each answer was last seen."""
 
     tokens_ET: np.ndarray
-    distances_ET: np.ndarray  # steps from an answer back to the last time of its fact; 0: not an answer
+    distances_ET: np.ndarray  # steps from an answer back to its fact; 0: not an answer
 
 
 def make_episodes(num: int, config: RecallConfig, rng: np.random.Generator) -> Episodes:
@@ -66,7 +66,7 @@ def make_episodes(num: int, config: RecallConfig, rng: np.random.Generator) -> E
 def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str:
     """Write the data set, and beside its tokens the distance of each; return what it contains.
 
-    Raises UserError if the disk refuses, and if a split has no answers.
+    Raises UserError if it cannot be written, and if a split has no answers.
     """
     tokenizer = WordTokenizer(vocabulary(config))
 

@@ -43,7 +43,7 @@ def _cut(
     test = size - round(size * shares.test)
     valid = test - round(size * shares.valid)
     if at_lines:
-        # Each before the next, so that no split is empty in a text of few or long lines.
+        # Each below the next bound, so that no split is empty in a text of few or long lines.
         valid, test = _next_line(source, file, valid, test - 1), _next_line(source, file, test, size - 1)
     if not 0 < valid < test < size:
         raise recipe.refuse(source, f"{file} has {size:,} bytes, too few for three splits")
@@ -99,7 +99,7 @@ def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
 
 
 def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
-    """Any .txt files: by their own folders train, valid(ation) and test, or else split by file, or one or two cut."""
+    """Any .txt files: split by the folders train, valid(ation) and test, or else by file; one or two files are cut."""
     found = _by_folder(source)
     if all(found.values()):
         return found

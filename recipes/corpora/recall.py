@@ -4,9 +4,9 @@
                                        ^ an answer: known from the fact 10 steps before it
 
 Each key has one value for the whole episode. A key is followed by its fact, wherever it stands, and dots fill the rest.
-From its second time on a key's fact is an answer, which a model that remembers the first one can give; without memory
-it costs log2(values) bits. Key number n of an episode comes up in proportion to 1 / n, so that some answers are a few
-steps from the last time and others hundreds. (Associative recall: Graves et al. 2014, section 4.3, is the best known.)
+From a key's second mention on, its fact is an answer, which a model can give if it remembers the first mention; without
+memory it costs log2(values) bits. Key number n of an episode comes up in proportion to 1 / n, so that some answers are
+a few steps from the last mention and others hundreds. (Known as associative recall: Graves et al. 2014, section 4.3.)
 
 This file is the task's settings; recipes.corpora.episodes draws episodes and writes them.
 """

@@ -54,7 +54,7 @@ class Recipe:
 
     name: str
     title: str
-    published: str  # what to fetch, and where
+    published: str  # what to download, and from where
     documents: Callable[["Recipe", Source, CorpusConfig], Documents] | None  # None: there is no source, see `generate`
     tokens: str  # bytes | characters | words | subwords | facts
     headline: str  # the metric that papers quote, one of METRICS[tokens]

@@ -33,7 +33,7 @@ _DAMAGE = (
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Raises UserError instead of what libraries raise; `what` is read."""
+    """Turn what libraries raise as they read `what` into UserError."""
     try:
         yield
     except _DAMAGE as error:
@@ -50,7 +50,7 @@ class Source:
     path: Path
     sizes: Mapping[str, int]  # bytes
     open: Callable[[str], IO[bytes]]
-    starts: Mapping[str, int] = field(default_factory=dict)  # bytes that are left out before some of them
+    starts: Mapping[str, int] = field(default_factory=dict)  # bytes to skip at the start of some files
 
     def find(self, ending: str) -> str | None:
         """Return the one file whose path is `ending` or ends with /`ending`; None if there is none or several."""

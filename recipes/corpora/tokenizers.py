@@ -50,7 +50,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
-        """Return what `TOKENIZERS` makes it of again, for JSON."""
+        """Return JSON from which `TOKENIZERS` makes the same tokenizer again."""
 
 
 class SymbolTokenizer(TextTokenizer):
@@ -68,7 +68,7 @@ class SymbolTokenizer(TextTokenizer):
 
     @property
     def begin(self) -> int:
-        """The id of a space, as before a text. Raises UserError if there is none."""
+        """The id that stands for the beginning of a text: a space. Raises UserError if there is none."""
         if b" " not in self.symbols:
             raise UserError("the vocabulary has no space (32 or _), which stands for the beginning of a text; add it")
         return self.symbols.index(b" ")
@@ -114,7 +114,7 @@ class WordTokenizer(TextTokenizer):
 
     @property
     def begin(self) -> int:
-        """The id of <eos>, as before a text."""
+        """The id that stands for the beginning of a text: <eos>."""
         return self._ids[END_OF_LINE]
 
     @classmethod
@@ -198,12 +198,12 @@ def _without_merges() -> tokenizers.Tokenizer:
 
 
 def _with_merges(saved: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Only the merges of one that was saved: other parts could pad a text, or replace a letter by a million."""
+    """Take over only the merges of a saved one: its other parts could pad a text, or replace a letter by a million."""
     own = json.loads(_without_merges().to_str()) | {"model": saved["model"]}
     return tokenizers.Tokenizer.from_str(json.dumps(own))
 
 
-TOKENIZERS: dict[str, Callable[[dict[str, Any]], TextTokenizer]] = {  # kind -> what makes one of its `content`
+TOKENIZERS: dict[str, Callable[[dict[str, Any]], TextTokenizer]] = {  # kind -> what makes one from `content`
     "bytes": lambda content: SymbolTokenizer("bytes", bytes(range(256))),
     "characters": lambda content: SymbolTokenizer("characters", _ALPHABET),
     "symbols": lambda content: SymbolTokenizer("symbols", bytes(list(content["symbols"]))),
@@ -234,10 +234,10 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def detokenize(text: str) -> str:
-    """Return text that has spaces around punctuation, as published corpora have, with spaces as in print: for samples.
+    """Return text in which published corpora put spaces around punctuation with spaces as in print: for samples.
 
     Undoes what the corpora's own tokenizers did (WikiText-103's " @-@ ", Penn Treebank's " 's "), as far as that is
-    known: the sides of a quotation mark are told by counting.
+    known: counting tells which quotation marks open and which close.
     """
     for token, written in _JOINED:
         text = text.replace(token, written)

@@ -16,7 +16,7 @@ VOCABULARY_FILES = ("vocab.json", "vocab.txt")
 def read_vocabulary(path: Path) -> WordTokenizer | SymbolTokenizer:
     """Return the tokenizer with the words of a file, or with its symbols if all are bytes (enwik8) or letters (text8).
 
-    JSON: a list of words, or an object from words to ids; text: one word a line, with or without its count after it.
+    JSON: a list of words, or an object from words to ids; text: one word per line, with or without its count after it.
     Symbols are as in Dai et al. 2019's data: a byte is its number, or all are ASCII characters, with _ for a space.
     Raises UserError for any other file, for a word that occurs twice, and for words without <eos> or <unk>.
     """
@@ -26,7 +26,7 @@ def read_vocabulary(path: Path) -> WordTokenizer | SymbolTokenizer:
     except OSError as error:
         raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a vocabulary in JSON or one word a line: {error}") from error
+        raise UserError(f"{path} is not a vocabulary in JSON or one word per line: {error}") from error
     twice = [word for word, count in Counter(words).items() if count > 1]
     if twice:
         raise UserError(f"{path} has the word {twice[0]!r} twice; each word has one line, or one id")

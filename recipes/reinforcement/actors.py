@@ -47,7 +47,7 @@ class Unrolls(NamedTuple):
 
 
 class ActorState(NamedTuple):
-    """Everything that actors keep, rows first, so that checkpoints keep it and rows can be dealt anew."""
+    """Everything that actors keep, rows first, so that a checkpoint's rows can be dealt to other processes."""
 
     environment: tuple[Tensor, ...]
     present: Inputs  # [N, ...], what the agent reads next
@@ -97,8 +97,8 @@ class Actors:
     def collect(self, num_steps: int) -> tuple[list[Unrolls], Tensor]:
         """Take steps in every row; returns the unrolls that ended, oldest first, and counts [4], fp64.
 
-        These are the sum of the returns of episodes that ended, their number, that of successes, and how often there
-        could have been one.
+        The counts are the sum of the returns of episodes that ended, the number of these episodes, that of successes,
+        and how often there could have been one.
         """
         unrolls: list[Unrolls] = []
         counts = torch.zeros(4, dtype=torch.float64)
@@ -111,9 +111,10 @@ class Actors:
         return unrolls, counts
 
     def step(self, unrolls: list[Unrolls] | None = None) -> tuple[Outcome, dict[int, float]]:
-        """One step of every row, which adds what it ends to `unrolls`, if that is wanted; `collect` keeps the state.
+        """Take one step in every row, and add the unrolls that end to `unrolls`, if given.
 
-        Returns what followed, and by their row among this process's the returns, unclipped, of episodes that ended.
+        Returns the outcome, and the unclipped returns of episodes that ended, by their row in this process. The state
+        of the environments is only kept by `collect`.
         """
         state = self.state
         present, steps, length = state.present, state.steps, state.length

@@ -1,4 +1,4 @@
-"""The agent: an encoder in place of the embedding of tokens, any model of sequences as the trunk, a policy and a value.
+"""The agent: an encoder in place of the embedding of tokens, any sequence model as the trunk, a policy and a value.
 
     observation, last action, last reward -> encoder -> trunk -> policy (the trunk's head over actions)
                                                               -> value
@@ -27,7 +27,7 @@ from waveform.system.errors import UserError
 MODELS = ("compressive_transformer", "transformer_xl", "lstm")
 _IMPALA_STAGES = (16, 32, 32)  # channels; Espeholt et al. 2018, Figure 3, the large network
 _IMPALA_FEATURES = 256
-_LEAST_VARIANCE = 0.25  # added to a value's, at most 0.25 itself, so that what is rare is not amplified without limit
+_LEAST_VARIANCE = 0.25  # added to a value's own, which is at most 0.25, to limit how much what is rare is amplified
 
 
 class Inputs(NamedTuple):
@@ -50,8 +50,8 @@ class AgentStep(NamedTuple):
 class GridEncoder(nn.Module):
     """Cells [B, T, cells] of small whole numbers: one layer on whether each cell has each value, standardised.
 
-    A cell's value is 0 or 1, less how often it was there, divided by its standard deviation. As they are, cells that
-    never change, or always together, drown the one object that an agent has to remember (results/notes.md).
+    Each such 0 or 1 has its mean subtracted, and is divided by its standard deviation. Otherwise cells that never
+    change, or that change together, drown the one object that an agent has to remember (results/notes.md).
     """
 
     seen: Tensor  # [cells V], how often each cell had each value in training

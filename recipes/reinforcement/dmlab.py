@@ -79,7 +79,7 @@ class DMLab(gymnasium.Env[np.ndarray, int]):
         return self._look(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Repeat an action for some frames -> pixels, what they were paid, whether the episode has ended."""
+        """Repeat an action for some frames -> pixels, their reward, whether the episode has ended."""
         reward = float(self._lab.step(_ACTIONS[action], num_steps=self._repeat))
         running = self._lab.is_running()
         return self._look() if running else self._frame, reward, not running, False, {}

@@ -17,7 +17,7 @@ from recipes.reinforcement.environment import Environments, Outcome
 from waveform.system.errors import Trouble, UserError
 from waveform.system.signals import SIGNALS
 
-_Make = Callable[..., Environments]  # of some `rows`; can be pickled
+_Make = Callable[..., Environments]  # makes the environments of some `rows`; can be pickled
 
 
 class EnvironmentProcesses(Environments):
@@ -37,7 +37,7 @@ class EnvironmentProcesses(Environments):
             there.close()
             self._connections.append(open_connections.enter_context(here))
             self._processes.append(process)
-        # Before the processes are waited for when this one ends; they end when nobody is there to ask.
+        # When this process ends, before it waits for the others, which end when nobody is there to ask.
         Finalize(self, open_connections.close, exitpriority=0)
         (self.observation, self.num_actions), *_ = [self._answer(row) for row in range(len(rows))]
 
@@ -62,7 +62,7 @@ class EnvironmentProcesses(Environments):
     def _ask(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         """What a method returns for each row; arguments: one for each."""
         for row, connection in enumerate(self._connections):
-            with suppress(OSError):  # of a process that has ended, which gives no answer either
+            with suppress(OSError):  # the process has ended, as `_answer` will say
                 connection.send((method,) if arguments is None else (method, arguments[row]))
         return [self._answer(row) for row in range(len(self._connections))]
 
@@ -74,7 +74,7 @@ class EnvironmentProcesses(Environments):
             process.join(10)
             raise Trouble(
                 f"the process of the environment in row {row} has ended (exit code {process.exitcode}); if it wrote "
-                "why, that stands above. Run the same command again to continue from the last checkpoint"
+                "why, see above. Run the same command again to continue from the last checkpoint"
             ) from error
         if isinstance(answer, UserError):
             raise answer
@@ -83,7 +83,7 @@ class EnvironmentProcesses(Environments):
 
 def _serve(connection: "Connection[Any, Any]", make: _Make, rows: np.ndarray) -> None:
     """Answer what is asked of one row's environment until nobody is there to ask."""
-    for number in SIGNALS:  # terminals and schedulers signal all processes, and the one that trains still saves
+    for number in SIGNALS:  # terminals and schedulers signal all processes, but the one that trains has yet to save
         signal.signal(number, signal.SIG_IGN)
     try:
         environments = make(rows=rows)

@@ -30,10 +30,10 @@ def draw_episode(
     env: str | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Let the agent play, at most so many steps of one episode, and draw them as a GIF, a PNG or both.
+    """Let the agent play at most `num_steps` steps of one episode, and draw them as a GIF, a PNG or both.
 
-    The episode is not one of those in training. env: as of `open_agent`. Says and returns what the agent was paid at
-    each step. Raises UserError if there is nothing to write, no run of an agent, or no picture of the environment.
+    The episode is not one of those in training. env: as in `open_agent`. Prints and returns the reward of each step.
+    Raises UserError if there is nothing to write, no run of an agent, or no picture of the environment.
     """
     agent = open_agent(run_dir, env=env, device=device)
     if gif_file is None and plot_file is None:
@@ -60,7 +60,7 @@ def draw_episode(
         captions = [f"{i}" + (f": {reward:+g}" if reward else "") for i, reward in enumerate(rewards)]
         save_steps(plot_file, frames, captions)
     paid = [f"{reward:+g} at step {i}" for i, reward in enumerate(rewards) if reward]
-    say(f"{len(frames) - 1} steps of {run_dir}: {', '.join(paid) or 'nothing was paid'}")
+    say(f"{len(frames) - 1} steps of {run_dir}: {', '.join(paid) or 'no rewards'}")
     return {"run": str(run_dir), "steps": len(frames) - 1, "rewards": rewards[1:]}
 
 

@@ -1,4 +1,4 @@
-"""`evaluate` and `compare` for runs of agents: those with the same seed play the same episodes, none of training."""
+"""`evaluate` and `compare` for runs of agents: those with the same seed play the same episodes, none from training."""
 
 import math
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.rules import check_rules, whole_number
 
-_OF_ENVIRONMENT = ("recipe", "env", "env_options", "env_actions", "task")  # settings that decide which it is
+_OF_ENVIRONMENT = ("recipe", "env", "env_options", "env_actions", "task")  # settings that identify it
 _ROWS = 64  # side by side
 # Mean returns of people and of random actions in that level (Espeholt et al. 2018, scalable_agent's dmlab30.py).
 _HUMAN, _RANDOM = 65.9, 0.312
-_FIRST_ROW = 1 << 40  # beyond all rows of training, whose episodes are others
+_FIRST_ROW = 1 << 40  # beyond all rows of training, so that the episodes are different
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Playing:
     """What an agent plays when it is evaluated. Raises UserError for a number of episodes out of range."""
 
     episodes: Annotated[int, whole_number(1)] = 256
-    delays: Sequence[int] = ()  # of object matching: corridors' lengths in steps, each with as many episodes
-    env: str | None = None  # of Gymnasium: the one that they were trained in, if it has a module or options
-    envs: Sequence[str] = ()  # other Gymnasium environments, in each of which as many episodes are played
+    delays: Sequence[int] = ()  # for object matching: lengths of the corridor, in steps; as many episodes at each
+    env: str | None = None  # for Gymnasium: the environment that they were trained in, if it has a module or options
+    envs: Sequence[str] = ()  # other Gymnasium environments; as many episodes in each
     memory: int | None = None  # memory slots; None: as in training
     compressed: int | None = None  # compressed slots; None: as in training
 
@@ -64,11 +64,11 @@ class TrainedAgent:
     checkpoint: Checkpoint
 
     def at_delay(self, delay: int) -> "TrainedAgent":
-        """The same agent where every way takes `delay` steps. Raises UserError if its task is another."""
+        """The same agent, in corridors of `delay` steps. Raises UserError if its task is not object matching."""
         if self.config["recipe"] != OBJECT_MATCHING:
             raise UserError(f"{self.folder} was not trained on object matching; leave out --delays")
         task = {**self.config["task"], "delay": delay, "shortest_delay": None}
-        typed(ObjectMatchingConfig, task, section="task")  # before it plays
+        typed(ObjectMatchingConfig, task, section="task")  # refuses a delay before the agent plays
         return replace(self, config={**self.config, "task": task})
 
     def in_env(self, env: str) -> "TrainedAgent":
@@ -78,7 +78,7 @@ class TrainedAgent:
         return replace(self, config=in_env(self.config, env))
 
     def actors(self, num_rows: int, *, first_row: int = _FIRST_ROW) -> Actors:
-        """Actors in rows of episodes that training does not have. Raises UserError if their states do not fit RAM."""
+        """Actors in rows whose episodes training does not have. Raises UserError if RAM does not hold their states."""
         require_ram_for_state(self.agent.trunk, 2 * num_rows)  # now, and at the start of the unroll
         rows = first_row + np.arange(num_rows)
         return Actors(
@@ -105,8 +105,8 @@ def open_agent(
 ) -> TrainedAgent:
     """Open the newest checkpoint of an agent's run; other arguments, and errors, as of `open_run`.
 
-    env: the environment, which must be named if it is imported from a module or has options. Raises UserError if the
-    run is not an agent's, too.
+    env: the environment, which must be named if it is imported from a module or has options. Also raises UserError if
+    the run is not an agent's.
     """
     if read_config(find_run(run_dir))["dataset"]["modality"].get("kind") != "environment":
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
@@ -130,7 +130,7 @@ def evaluate(
     plot_file: Path | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Let an agent play, as `compare` does several; returns (and writes) its figures alone."""
+    """Let one agent play, as in `compare`; return (and write) its figures."""
     check_files(json_file=json_file, plot_file=plot_file)
     (entry,) = compare([run_dir], playing, plot_file=plot_file, device=device)
     write_json(json_file, entry)
@@ -178,7 +178,7 @@ def compare(
 
 
 def play(trained: TrainedAgent, playing: Playing) -> dict[str, Any]:
-    """Play episodes to their ends, drawing actions from the policy; returns the figures that `evaluate` reports.
+    """Play episodes to their ends, drawing actions from the policy; return the figures that `evaluate` reports.
 
     The first episodes of each row count, the same number in each, so that short ones are not preferred.
     """
@@ -232,7 +232,7 @@ def play(trained: TrainedAgent, playing: Playing) -> dict[str, Any]:
 
 
 def _human_normalised(config: dict[str, Any], mean_return: float) -> dict[str, float]:
-    """The score of Rae et al. 2019, Figure 5, in DMLab's level there, its default: 0 as random actions, 1 as people."""
+    """The score of Rae et al. 2019, Figure 5, on their level of DMLab (the default): 0: random actions, 1: people."""
     if config.get("env") != "DMLab-v0" or "level" in (config.get("env_options") or {}):
         return {}
     return {"human_normalised": (mean_return - _RANDOM) / (_HUMAN - _RANDOM)}
@@ -246,7 +246,7 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
         against = with_intervals(entry["difference_return"], entry["interval_95"], decimals=2, sign="+")
         row = {
             "run": name,
-            "return an episode": f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
+            "return per episode": f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
             "to the first [95% interval]": "-" if entry is entries[0] else against,
             "successes": _successes(entry),
             "parameters": f"{entry['num_parameters'] / 1e6:.2f} M",

@@ -1,8 +1,8 @@
 """`python -m recipes study figure5 OUT_DIR`: Figure 5 of Rae et al. 2019, at a preset's size.
 
 Object matching, or a Gymnasium environment, by agents with the Compressive Transformer at four rates, Transformer-XL
-and an LSTM. In object matching, ways take from no step to as many as Transformer-XL reaches back, so that what was seen
-before the longest lies beyond its reach, and trained agents are evaluated by delay; those of Gymnasium in further
+and an LSTM. In object matching, corridors take from no step to as many as Transformer-XL reaches back, so that what was
+seen before the longest is beyond its reach, and trained agents are evaluated by delay; those of Gymnasium, in further
 environments. Models have a single layer, because deeper ones relay what they saw; two rows show how far that carries.
 """
 
@@ -35,15 +35,15 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "transformer_xl_two_layers": ("model=transformer_xl", "model.num_layers=2"),
 }
 _MEMORIES = ("model.window", "model.memory", "model.compressed")
-_WAYS = 8  # of the longest delay, for which an episode has room
-_EIGHTHS = (1, 2, 4, 6, 8)  # of the longest delay: where trained agents are evaluated
+_WAYS = 8  # corridors of the longest delay that fit into an episode
+_EIGHTHS = (1, 2, 4, 6, 8)  # of the longest delay: those at which trained agents are evaluated
 
 
 def study_of_agents(overrides: Sequence[str], config: StudyConfig) -> Study:
-    """The study of agents, whose variants have all settings; with env=NAME among them, in Gymnasium's environments.
+    """The study of agents, whose variants contain all settings; with env=NAME in `overrides`, that of Gymnasium.
 
     Sizes of window and memories are the Compressive Transformer's; Transformer-XL has as many slots. Raises UserError
-    for agents and environments that cannot be, and settings that are refused.
+    for unknown agents and unsuitable environments, and settings that are refused.
     """
     if unknown := set(config.agents) - set(VARIANTS):
         raise UserError(f"there is no agent {min(unknown)!r} in {AGENTS_STUDY}; choose from {', '.join(VARIANTS)}")
@@ -70,7 +70,7 @@ def study_of_agents(overrides: Sequence[str], config: StudyConfig) -> Study:
 
 
 def _by_agent(rate_4: Config, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Settings of each agent: `overrides`, with what they say of memories as it applies to its model, and its own."""
+    """Settings of each agent: `overrides`, with sizes of memories as they apply to its model, and its own settings."""
     sized = [override for override in overrides if setting_of(override) in _MEMORIES]
     others = [override for override in overrides if override not in sized]
     as_many = slots(rate_4, "memory") + slots(rate_4, "compressed")
@@ -80,7 +80,7 @@ def _by_agent(rate_4: Config, overrides: Sequence[str]) -> dict[str, Sequence[st
 
 
 def _ways(rate_4: Config, overrides: Sequence[str]) -> tuple[int, tuple[str, ...]]:
-    """The longest delay, and settings of object matching: ways that end beyond Transformer-XL's reach, or as given.
+    """The longest delay, and settings of object matching: corridors as long as Transformer-XL's reach, or as given.
 
     Raises UserError for sizes with which rate 4 does not reach that far either.
     """
@@ -99,7 +99,7 @@ def _ways(rate_4: Config, overrides: Sequence[str]) -> tuple[int, tuple[str, ...
 
 @dataclass(frozen=True)
 class ByPlace(Report):
-    """What agents are paid and how often they choose right, in all and by delay or environment."""
+    """The returns of agents, and how often they choose right, in all and by delay or environment."""
 
     by: str  # delay | env
     places: Sequence[str]
@@ -137,7 +137,7 @@ class ByPlace(Report):
             rows.append(
                 {
                     "agent": label,
-                    "return an episode [95%]": shown(row["return"], 2),
+                    "return per episode [95%]": shown(row["return"], 2),
                     **{name: "-" if share is None else shown(share, 3) for name, share in shares.items()},
                     "parameters": f"{row['num_parameters'] / 1e6:.2f} M",
                 }
@@ -156,6 +156,6 @@ class ByPlace(Report):
 
 
 def _success(seeds: Sequence[Figures]) -> dict[str, Any] | None:
-    """None if an agent never came to a choice, or the environment has none."""
+    """None if an agent never came to a choice, or the environment has no choices."""
     shares = [figures["success"] for figures in seeds]
     return None if None in shares else mean_and_interval(shares)

@@ -1,7 +1,7 @@
 """Any Gymnasium environment, one object for each row: MiniGrid's, DMLab, a user's own.
 
-Gymnasium has no way to save an environment, so that a state is what led to it: each episode begins with a seed of its
-own, and restoring replays the episode's actions. That is exact for every environment that its seed makes repeatable.
+Gymnasium cannot save an environment, so what is saved is what led to its state: each episode begins with a seed of its
+own, and restoring replays the episode's actions. That is exact for every environment that its seed makes deterministic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from waveform.system.errors import UserError
 
 _STREAM = 3  # of random numbers
 _LONGEST_EPISODE = 10_000  # steps of an environment that names no limit; longer ones are ended there
-_LARGEST_GRID = 4096  # cells: beyond, whole numbers are pixels
+_LARGEST_GRID = 4096  # cells; more whole numbers than that are pixels
 _GRID_VALUES = 16  # MiniGrid's cells have kinds up to 10, colours up to 5, states up to 3
-# Which register their environments when they are imported.
+# These packages register their environments when they are imported.
 _PACKAGES = {"MiniGrid-": "minigrid", "DMLab-": "recipes.reinforcement.dmlab"}
 _KINDS = "agents see images, small grids and real numbers (Box), or one number (Discrete)"
 
@@ -36,7 +36,7 @@ class GymnasiumEnvironments:
         options: Mapping[str, Any] | None = None,
         num_actions: int | None = None,
     ) -> None:
-        """options: arguments with which each is made; num_actions: the first so many of its actions; None: all.
+        """options: arguments with which each is made; num_actions: how many of its actions agents have; None: all.
 
         Raises UserError for an environment that is unknown or not installed, or that agents cannot see or act in.
         """
@@ -78,7 +78,7 @@ class GymnasiumEnvironments:
     def step(self, actions: np.ndarray) -> Outcome:
         """actions [N] -> what follows; an episode ends when the environment says so, or at its limit of steps.
 
-        An episode is a success if it was paid more than nothing.
+        An episode is a success if its return is above 0.
         """
         observations, rewards, ends = [], np.zeros(len(actions), np.float32), np.zeros(len(actions), bool)
         for row, (env, action) in enumerate(zip(self._envs, actions.tolist(), strict=True)):
@@ -100,7 +100,7 @@ class GymnasiumEnvironments:
         return shown.astype(self.observation.dtype).reshape(self.observation.shape)
 
     def state(self) -> Sequence[np.ndarray]:
-        """The episode's number, its steps [N], its actions [N, limit] and what it was paid [N]."""
+        """The episode's number, its steps [N], its actions [N, limit] and its return so far [N]."""
         return (self._episode, self._length, self._actions, self._return)
 
     def restore(self, state: Sequence[np.ndarray]) -> None:
@@ -120,7 +120,7 @@ class GymnasiumEnvironments:
 
 
 def _make(name: str, options: Mapping[str, Any]) -> Any:
-    """Raises UserError, naming what to do, if there is no such environment here."""
+    """Make an environment. Raises UserError, naming the remedy, if there is no such environment here."""
     module, colon, registered = name.rpartition(":")
     needed = [package for prefix, package in _PACKAGES.items() if name.startswith(prefix)]
     for package in ("gymnasium", *needed):
@@ -168,6 +168,6 @@ def _observation(name: str, space: Any) -> tuple[Observation, str | None]:
     if np.issubdtype(space.dtype, np.integer) and np.prod(shape) <= _LARGEST_GRID and len(shape) < 4:
         highest = int(space.high.max())
         if highest < 256 and space.low.min() >= 0:
-            says_nothing = highest == 255 and space.dtype == np.uint8 and len(shape) == 3  # MiniGrid's, not memory
+            says_nothing = highest == 255 and space.dtype == np.uint8 and len(shape) == 3  # MiniGrid, not RAM
             return Observation("grid", (int(np.prod(shape)),), _GRID_VALUES if says_nothing else highest + 1), shown
     raise UserError(f"env={name} shows observations of the kind {space}; {_KINDS}")

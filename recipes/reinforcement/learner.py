@@ -1,9 +1,9 @@
-"""An agent that learns: actors collect unrolls, a loss is made of them, and one update of that.
+"""An agent that learns: actors collect unrolls, their loss is computed, and one update follows.
 
     loss = sum over steps of -advantage log pi(a) + baseline_cost (v - V)^2 / 2 - entropy_cost H(pi)
 
 divided by the steps of all processes (Espeholt et al. 2018, section 4.2; v and the advantage are V-trace's). Steps that
-pad a short unroll take no part in it, and windows that padding ended none in the compression loss.
+pad a short unroll take no part in this loss, and windows that contain padding take none in the compression loss.
 
 It is to agents what engine/token_learner.py is to streams of tokens, and its steps count as tokens; the loop of both is
 engine/trainer.py. Each process has its share of the environments, and gradients are summed, so the update does not
@@ -54,7 +54,7 @@ class LearnerConfig:
 class AgentLearner(Learner):
     """One agent in one kind of environment.
 
-    Raises Diverged at a step whose loss or gradient is not finite, before anything of it is kept.
+    Raises Diverged at a step whose loss or gradient is not finite, before the weights change.
     """
 
     unit = "step"
@@ -94,7 +94,7 @@ class AgentLearner(Learner):
         self.actors.restore(state)
 
     def _update(self) -> dict[str, float]:
-        """Let the actors act for an unroll's steps, and learn from what ended; returns the figures of this update."""
+        """Let the actors act for an unroll's steps, and learn from unrolls that ended; return this update's figures."""
         self.agent.eval()
         unrolls, counts = self.actors.collect(self.config.chunk)
         self.sums += counts.to(self.sums.device)
@@ -118,7 +118,7 @@ class AgentLearner(Learner):
         return figures
 
     def accumulate_gradients(self, unrolls: Unrolls) -> dict[str, float]:
-        """Backward of the mean over all ranks' steps; returns this rank's share of the losses."""
+        """Backpropagate the mean over all ranks' steps; return this rank's share of the losses."""
         self.agent.train()
         made = losses(self.agent, unrolls, self.settings, unroll_windows=self.config.unroll)
         counts = torch.tensor([int(unrolls.length.sum()), made.num_windows], dtype=torch.float64)
@@ -132,7 +132,7 @@ class AgentLearner(Learner):
         return figures | {"aux_loss": float(compression.detach())}
 
     def _count_observed(self, unrolls: Unrolls) -> None:
-        """Tell the encoder what all ranks observed; after learning, which then reads as the actors did."""
+        """Tell the encoder what all ranks observed: after learning, which must read observations as the actors did."""
         encoder = self.agent.encoder.observation
         if isinstance(encoder, GridEncoder):
             took_place_UT = torch.arange(self.config.chunk) < unrolls.length[:, None]
@@ -203,7 +203,7 @@ def losses(agent: Agent, unrolls: Unrolls, config: LearnerConfig, *, unroll_wind
 
 
 def _read(agent: Agent, inputs: Inputs, unrolls: Unrolls, *, unroll_windows: int) -> tuple[AgentStep, int]:
-    """Unrolls, longest first, read a window at a time; rows that have ended take no part in further ones.
+    """Read unrolls, longest first, a window at a time; rows that have ended take no part in further windows.
 
     Returns what the agent makes of them, with the compression loss of all whole windows, and the number of these.
     """

@@ -1,14 +1,14 @@
 """Object matching: remember an object, and choose the one that differs; a vectorised environment in numpy.
 
-    first room            the way             second room
+    first room            corridor            second room
     an object on the wall,  nothing is seen     two objects, one of which was on the wall:
     out of reach, a pad     for `delay` steps   the other one pays +10, this one -10,
     that pays +1                                and the trial begins anew
 
 After the rules of DMLab's `rooms_select_nonmatching_object` (Beattie et al. 2016; DMLab-30), in small rooms seen from
 above. The shown object stays for the episode; the pad's place, the other object and both places are drawn anew in each
-trial. The way is ours: in the original, touching the pad leads to the second room at once. With `shortest_delay`,
-ways differ in length, and what an agent learns on short ones helps it on long ones.
+trial. The corridor is ours: in the original, touching the pad leads to the second room at once. With `shortest_delay`,
+corridors differ in length, and what an agent learns in short ones helps it in long ones.
 """
 
 import colorsys
@@ -84,11 +84,11 @@ class ObjectMatching:
         return self._observe()
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """actions [N] -> what follows; on the way they have no effect."""
+        """actions [N] -> what follows; in the corridor they have no effect."""
         on_way = self._place == WAY
         self._agent[:] = np.where(on_way, self._agent, self._moved[self._agent, actions])
         first, second = self._place == FIRST_ROOM, self._place == SECOND_ROOM
-        leaves = first & (self._agent == self._match)  # in the first room the pad's cell
+        leaves = first & (self._agent == self._match)  # in the first room, `_match` is the pad's cell
         takes_match, takes_other = second & (self._agent == self._match), second & (self._agent == self._differs)
         reward = PAD_REWARD * leaves + CHOICE_REWARD * takes_other - CHOICE_REWARD * takes_match
         self._waited[:] = np.where(leaves, 0, self._waited + on_way)

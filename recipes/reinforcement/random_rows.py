@@ -18,7 +18,7 @@ class RandomRows:
     """One stream of random numbers for each row."""
 
     def __init__(self, seed: int, *, stream: int, rows: np.ndarray) -> None:
-        """stream: tells what is drawn for one purpose from the rest; rows: indices [N] over all processes."""
+        """stream: a number for each purpose, so that their draws differ; rows: indices [N] over all processes."""
         self._keys = _mixed(_mixed(np.full(len(rows), seed ^ stream << 32, np.uint64)) ^ rows.astype(np.uint64))
 
     def uniform(self, counts: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:

@@ -3,7 +3,7 @@
     config = { recipe, env, env_options, env_actions, env_processes, preset, seed,
                model: {name, ...}, train: {...}, learner: {...}, task: {...} }
 
-`task` is object matching's; what begins with `env` is of the recipe `rl`.
+`task` belongs to object matching; what begins with `env` belongs to the recipe `rl`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What runs of agents bring to the verbs: their settings, and a trainer of an agent in a run folder."""
+"""The domain of agents: their settings, and a trainer in a run folder (waveform/domain.py has the interface)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from waveform.system.errors import UserError
 
 
 class Agents(Domain):
-    """What runs of agents bring to the verbs."""
+    """Runs of agents."""
 
     kind = "environment"
     runs = "runs of agents"
@@ -52,12 +52,12 @@ class Agents(Domain):
         run_dir, world, num_rows = context.run_dir, context.world, train_config.batch_size
         check_sizes(train_config, window=window_of(config), num_ranks=world.size)
         environments = make_environments(config, rows=own_rows(num_rows, rank=world.rank, num_ranks=world.size))
-        # What a run on data says of it, said of an environment.
+        # What the configuration of other runs says of data, this one says of the environment.
         modality = {"kind": self.kind, "recipe": config["recipe"]}
         dataset = {"path": "", "vocab_size": environments.num_actions, "modality": modality, "checksums": {}}
         config["dataset"] = dataset
         two_states = replace(train_config, batch_size=2 * num_rows)  # now, and at the start of the unroll
-        check_fits(config, two_states, dataset=dataset, world=world)  # which only the environments tell
+        check_fits(config, two_states, dataset=dataset, world=world)  # needs the number of actions
         settings: LearnerConfig = typed(LearnerConfig, config["learner"], section="learner")
         torch.manual_seed(config["seed"])
         agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)

@@ -1,4 +1,4 @@
-"""V-trace (Espeholt et al. 2018, section 4.1): what actors of an older policy saw becomes targets for the present one.
+"""V-trace (Espeholt et al. 2018, section 4.1): targets for the current policy from what an older one experienced.
 
     rho_t = min(rho, pi(a_t | x_t) / mu(a_t | x_t))        pi: the learner's policy, mu: the actors'
     c_t = min(c, pi / mu)
@@ -18,7 +18,7 @@ from torch import Tensor
 class VTrace(NamedTuple):
     """Targets, without gradient."""
 
-    values: Tensor  # v [B, T], what the value function shall learn
+    values: Tensor  # v [B, T], what the value function should learn
     advantages: Tensor  # [B, T], weights of the policy's gradient, already corrected by rho
 
 
@@ -33,7 +33,7 @@ def vtrace(
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
 ) -> VTrace:
-    """log_ratios [B, T]: log pi(a) - log mu(a); discounts [B, T]: 0 where an episode ends, and after it.
+    """log_ratios [B, T]: log pi(a) - log mu(a); discounts [B, T]: 0 at an episode's last step and after it.
 
     values [B, T] are V(x_t), bootstrap [B] the value of what follows the last step. No target depends on steps after a
     discount of 0, so short rows may be padded with anything finite.

@@ -12,7 +12,7 @@ from recipes.studies.report import ByDistance, BySize, Config, InTraining, Repor
 from recipes.text import compose_config
 from waveform.system.errors import UserError
 
-# Settings on top of the preset, or what finds them for the configuration that the preset gives.
+# Settings on top of the preset, or a function that finds them for the configuration that the preset gives.
 Settings = Sequence[str] | Callable[[Config], Sequence[str]]
 
 
@@ -25,7 +25,7 @@ class Study:
     title: str
     recipe: str | None = None  # the recipe of the data that it needs; None: any text
     seeds: int = 1  # runs of each setting, if no other number is asked for
-    # Settings of the user's that those to try are relative to
+    # The user's settings to which those of the variants are relative
     heeds: Sequence[str] = ("train.max_steps", "train.unroll", "train.chunk", "train.batch_size")
 
     def settings(self, label: str, config: Config) -> list[str]:
@@ -38,9 +38,9 @@ _COMPRESSED = ("model=compressive_transformer",)
 
 
 def _through_time(config: Config) -> list[str]:
-    """No loss for the compressor but the model's own: gradients pass through twice as many windows of half the rows.
+    """Train the compressor by the model's own loss: gradients pass through twice as many windows of half the rows.
 
-    So a step has as many tokens as that of the other settings, and there are as many steps.
+    So a step has as many tokens as with the other settings, and there are as many steps.
     """
     train = config["train"]
     return [
@@ -94,7 +94,7 @@ _MOVED = ("max_steps", "lr_change_at", "update_period_from")  # fields of `train
 
 
 def _at_the_same_share(config: Config, *chosen: str) -> list[str]:
-    """`chosen`, and with them training that changes, and ends, at the same share as in the paper's preset."""
+    """`chosen`, with settings by which training changes at the same share of its steps as in the paper's preset."""
     steps, paper = config["train"]["max_steps"], compose_config("enwik8", ["preset=paper", *chosen])["train"]
     if steps is None:
         raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
@@ -204,7 +204,7 @@ STUDIES = {
     "table8": _sizes(
         "Rae et al. 2019, Table 8: compressed memory at evaluation, characters",
         compressed=Sizes("compressed", trained=1152, tried=(512, 1024, 2048, 3072, 4096)),
-        # The paper chose 4,096 and does not say among which.
+        # The paper chose 4,096 and does not say from which sizes.
         memory=Sizes("memory", trained=2304, tried=(1024, 2304, 3072, 4096, 5120)),
         published=(1.01, 0.99, 0.98, 0.97, 1.00),
         published_as="bits per character on enwik8, test",

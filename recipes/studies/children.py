@@ -16,7 +16,7 @@ from waveform.system.rules import check_rules, whole_number
 
 Run = tuple[str, int]  # a setting, by its label, and a seed
 _LAST_WORDS = 3  # lines of a failed child's output that are shown
-_Count = Annotated[int, whole_number(1, 1 << 16)]  # up to far more than anybody waits for
+_Count = Annotated[int, whole_number(1, 1 << 16)]  # the limit is far above any use
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class StudyConfig:
     seeds: _Count | None = None  # runs of each setting; None: the study's own number
     jobs: _Count = 2  # runs at a time
     rows: _Count | None = None  # of evaluations: pieces that text is cut into; None: whole documents
-    config_dir: Path | None = None  # of Hydra configs of the user's own
-    agents: Sequence[str] = ()  # of figure5: which are trained; none named: all
-    envs: Sequence[str] = ()  # of Gymnasium: in which they are evaluated besides
+    config_dir: Path | None = None  # a folder of the user's own Hydra configs
+    agents: Sequence[str] = ()  # for figure5: those that are trained; empty: all
+    envs: Sequence[str] = ()  # for Gymnasium: further environments to evaluate them in
 
     def __post_init__(self) -> None:
         check_rules(self)
@@ -51,7 +51,7 @@ class Children:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches it through `finish_all`, and once
+            start_new_session=True,  # Ctrl-C reaches it only through `finish_all`, once
         )
         self._running.add(child)
         output = child.communicate()[0]
@@ -61,7 +61,7 @@ class Children:
             raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
 
     def finish_all(self, runs: Sequence[Run], finish: Callable[[Run], Figures]) -> dict[Run, Figures]:
-        """Call `finish`, which uses `call`, on each of `runs`, some at a time; returns what it returned, by run.
+        """Call `finish`, which uses `call`, on each of `runs`, some at a time; return what it returned, by run.
 
         If one fails, or a signal asks to stop, the others are asked to end as well, and the first error is raised.
         """

@@ -1,4 +1,4 @@
-"""What studies report of their runs: which evaluations they need, and the figures, table and picture made of them.
+"""What studies report of their runs: which evaluations they need, and the figures, table and picture made from them.
 
 `Rows` is a table of a paper; curves are `ByDistance`, `BySize` of memory at evaluation, and `InTraining` by step.
 """
@@ -23,7 +23,7 @@ from waveform.system.panels import COLOURS, panels
 VALID, TEST, SIZES = "valid", "test", "sizes"  # what `evaluate` and `sweep` found
 _LONGER = (0.5, 1, 2, 4)  # sizes of memory that are tried, as shares of the one in training
 _STRIDE = 8  # a model without memory scores the last window / 8 tokens of each window, the others are context
-_BEGINNING = 0.1  # share of the steps whose fall is cut off in the picture, or nothing else would be seen
+_BEGINNING = 0.1  # share of the steps that the picture leaves out, because their steep fall would flatten the rest
 _END = 0.1  # share of the steps over which training NLL is averaged, at the end
 
 Config = Mapping[str, Any]  # resolved, as in a run's config.yaml
@@ -33,7 +33,7 @@ Runs = Mapping[str, Sequence[Figures]]
 
 
 def slots(config: Config, field: str) -> int:
-    """A size of memory that a study scales. Raises UserError for a list, of which it would have no shares."""
+    """A size of memory that a study scales. Raises UserError for a list, which it cannot scale."""
     size = config["model"][field]
     if isinstance(size, list):
         raise UserError(f"model.{field} is {size}; a study needs one number for all layers")
@@ -44,7 +44,7 @@ class Report(ABC):
     """One kind of report; a study has its own, with the paper's figures in it."""
 
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        """What to score of a run: a name for the figures -> a verb and its options."""
+        """How to score a run: a name for the figures -> a verb and its options."""
         return {TEST: ["evaluate"]}
 
     def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:
@@ -85,7 +85,7 @@ class Rows(Report):
     rows: Mapping[str, Row]
     published_as: str  # what the paper's figures are
     # Whether models without memory are scored in windows that overlap, and others also with the memory that is best on
-    # validation, as where Dai et al. 2019 take parts of a model away (Tables 6 and 7)
+    # validation, as in the ablations of Dai et al. 2019 (Tables 6 and 7)
     by_attention: bool = False
 
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
@@ -137,7 +137,7 @@ class Rows(Report):
         return as_table(rows, f"ours on {summary['recipe']}; the paper's are {self.published_as}")
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        """Each row's mean and seeds with what was best, and the paper's figure in a panel of its own."""
+        """Draw each row's mean and seeds, with what was best, and the paper's figure in a panel of its own."""
         places = np.arange(len(summary["rows"]))[::-1]
         with panels(path, 2, size=(5.5, 1 + 0.45 * len(places)), sharey=True) as (ours, paper):
             for place, entry in zip(places, summary["rows"].values(), strict=True):
@@ -209,14 +209,14 @@ def _summary(seeds: Sequence[Figures]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the paper tried of one model."""
+    """The sizes of memory that the paper tried for one model."""
 
     field: str  # memory | compressed
     trained: int  # slots in training
     tried: tuple[int, ...]  # slots at evaluation
 
     def scaled(self, trained: int) -> list[int]:
-        """The same shares of a model that was trained with another number of slots, and that number itself."""
+        """The same shares of another number of slots in training, and that number itself."""
         return sorted({trained, *(max(1, round(trained * size / self.trained)) for size in self.tried)})
 
 
@@ -315,7 +315,7 @@ class InTraining(Report):
     def summarise(self, runs: Runs) -> dict[str, Any]:
         first = next(iter(runs.values()))[0]
         headline = first["headline"]
-        # Of runs that a limit of time ended, some have more records.
+        # If a limit of time ended the runs, some have more records.
         shortest = {label: min(len(run["train_steps"]) for run in seeds) for label, seeds in runs.items()}
         return {
             "headline": headline,

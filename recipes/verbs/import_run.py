@@ -1,4 +1,4 @@
-"""`python -m recipes import`: makes a run of a published Transformer-XL's weights, which every verb then knows."""
+"""`python -m recipes import`: turns the weights of a published Transformer-XL into a run, which every verb accepts."""
 
 import shlex
 import shutil
@@ -78,7 +78,7 @@ def import_run(
             modality = {"kind": "text", "recipe": recipe, "tokens": tokenizer.kind}
             data = write_dataset(Dataset(folder, tokenizer.vocab_size, modality, splits={}, sources={}))
         _write_run(run_dir, config, data, model)
-    except BaseException:  # half a run is none
+    except BaseException:  # leave no half-written run behind
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
     print(
@@ -90,7 +90,7 @@ def import_run(
 
 
 def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None) -> WordTokenizer | SymbolTokenizer:
-    """The vocabulary, from the place that is named first in `import_run`."""
+    """The vocabulary of `data_dir`, or else the one in the file `vocabulary`, or else the one beside the weights."""
     if data_dir is not None:
         tokenizer = load_tokenizer(data_dir)
         if not isinstance(tokenizer, WordTokenizer | SymbolTokenizer) or tokenizer.kind not in _RECIPES:
@@ -117,7 +117,7 @@ def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None)
 
 
 def _settings(published: Published) -> list[str]:
-    """The overrides that describe the model, and training one row, whose state the checkpoint holds too."""
+    """The settings of the model, and those for training one row, whose state the checkpoint holds too."""
 
     def text(value: Any) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")

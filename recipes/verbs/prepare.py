@@ -88,7 +88,7 @@ def prepare(
 
     source: None for a corpus that is generated. overrides: `corpus.NAME=value` settings. Prints what each split
     contains. Raises UserError for a wrong, truncated or damaged source, for a `data_dir` that is not empty, and if
-    another process is preparing it; nothing is left behind then.
+    another process is preparing it; in these cases nothing is left behind.
     """
     chosen, data_dir = find_recipe(recipe), Path(data_dir)
     config = corpus_config(chosen, overrides)
@@ -185,7 +185,7 @@ def _write(
 def _words_are(num_words: int, published: int | None) -> str:
     """Return what is known of a split's number of words, by which word-level perplexity divides.
 
-    published: None if nothing is, of this corpus. A corpus may have the right files and yet another text.
+    published: the number that was published, or None. A corpus may have the right files, but different text.
     """
     if num_words == published:
         return "as many as published"
@@ -213,7 +213,7 @@ def _tokenizer(
         if recipe.tokens == "subwords":
             return SubwordTokenizer.train(passing, vocab_size=config.vocab_size)
         tokenizer, num_tokens = WordTokenizer.train(passing, min_count=recipe.min_count)
-    # Checked here, a wrong source is read once rather than twice.
+    # Checked here too, so that a wrong source is read once rather than twice.
     recipe.require_tokens(source, "train", num_tokens)
     if recipe.num_types not in (None, tokenizer.vocab_size):
         raise recipe.refuse(source, f"it has {tokenizer.vocab_size:,} types, not {recipe.num_types:,}")

@@ -27,8 +27,8 @@ def speed(
 ) -> dict[str, Any]:
     """Time a Transformer-XL with memory against itself as a plain Transformer; print, return and write the figures.
 
-    contexts: attention lengths. With memory of that length it reads a window and scores all of
-    it; without, it reads that many tokens anew for each one that it scores. Raises UserError for other models.
+    contexts: attention lengths. With memory of that length it reads a window and scores all of it; without memory, it
+    reads that many tokens anew for each one that it scores. Raises UserError for other models.
     """
     check_files(json_file=json_file, plot_file=plot_file)
     if (name := load(run_dir, device=device).name) != "transformer_xl":
@@ -46,7 +46,7 @@ def speed(
         }
         for entry in entries
     ]
-    print(as_table(rows, f"one row, {entries[0]['device']}; one model both times"))
+    print(as_table(rows, f"one row, {entries[0]['device']}; the same model both times"))
     threads = torch.get_num_threads()
     figures = {"run": str(run_dir), "rows": 1, "rounds": ROUNDS, "num_threads": threads, "contexts": entries}
     write_json(json_file, figures)

@@ -55,7 +55,7 @@ def study(
         data, compose, given = read_dataset(Path(paths[0])), compose_config, overrides
         source, recipe, about = paths[0], _recipe(data, chosen, name=name), {"data": data.open_split("test").checksum}
     else:
-        from recipes.reinforcement import figure5, settings  # here: others do without them
+        from recipes.reinforcement import figure5, settings  # only this study needs them
 
         chosen, compose, given = figure5.study_of_agents(overrides, config), settings.compose_config, ()
         source, recipe, about = str(chosen.recipe), str(chosen.recipe), {}
@@ -65,7 +65,7 @@ def study(
     configs = {k: compose(recipe, [*given, *each], config_dir=config.config_dir) for k, each in own.items()}
     changes = [(preset, each) for each in configs.values()]
     bare = [override for override in given if "." not in setting_of(override)]
-    if bare != list(given):  # the others count over settings of conf/studies.yaml
+    if bare != list(given):  # the others override settings of conf/studies.yaml
         for each in own.values():
             model = [setting for setting in each if setting_of(setting) == "model"]  # whose preset may differ
             before, after = (compose(recipe, [*bare, *more], config_dir=config.config_dir) for more in (model, each))
@@ -131,9 +131,9 @@ def _refuse_what_it_sets(
 def _scored(
     commands: Mapping[str, Sequence[str]], folder: Path, config: Config, *, rows: int | None, children: Children
 ) -> Mapping[str, Any]:
-    """What the study needs to know of a trained run, scored now unless the run's folder has it.
+    """Read the scores of a trained run from its folder; those that are missing are computed first.
 
-    A file's name tells which command made it, of which step, so that one of another is not taken for it.
+    A file's name contains the step and a digest of the command, so that scores of another are not taken for these.
     """
     found = checkpoint.newest(folder)
     assert found is not None

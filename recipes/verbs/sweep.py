@@ -28,10 +28,10 @@ def sweep(
 ) -> dict[str, Any]:
     """Evaluate a run at each size; print a table, write the figures as JSON and a plot next to it.
 
-    compressed, memory: slots; with both, every pair. They are scored on the validation split,
-    and the best on the test split: chosen there, it would promise too much. Returns `sizes`, what `evaluate` gives for
+    compressed, memory: slots; with both, every pair. All are scored on the validation split, and only the best on the
+    test split, because the best of several test scores would be too good. Returns `sizes`, what `evaluate` gives for
     each, and `chosen`, what it gives on the test split. Under torchrun every process calls this. Raises UserError as
-    `evaluate` does, and if the plot would replace something else.
+    `evaluate` does, and if the plot would replace another file.
     """
     if compressed is None and memory is None:
         raise UserError("name the sizes with --compressed, --memory or both, for example --compressed 512,1024,2048")

@@ -1,4 +1,4 @@
-"""`python -m recipes topics`: what a folder of texts is about, as Rae et al. 2019, Table 10, show it of PG-19.
+"""`python -m recipes topics`: what a folder of texts is about, as in Table 10 of Rae et al. 2019 for PG-19.
 
 Latent Dirichlet allocation (Blei, Ng and Jordan 2003) by scikit-learn; its settings here are our own.
 """
@@ -12,7 +12,7 @@ from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 
-_MOST_DOCUMENTS = 0.95  # a word in a larger share of the documents says nothing about any
+_MOST_DOCUMENTS = 0.95  # a word in a larger share of the documents tells none of them apart
 _VOCABULARY = 20_000  # the most frequent words that are left
 _WORDS = 15  # shown of each topic, as in Table 10
 
@@ -27,7 +27,7 @@ def topics(source: Path | str, *, num_topics: int = 7, json_file: Path | str | N
     if num_topics < 1:
         raise UserError(f"--topics is {num_topics}; it must be at least 1")
     require_writable(json_file, option="--json")
-    from sklearn.decomposition import LatentDirichletAllocation  # here: it takes a while
+    from sklearn.decomposition import LatentDirichletAllocation  # slow to import
     from sklearn.feature_extraction.text import CountVectorizer
 
     opened = open_source(Path(source))
