@@ -168,6 +168,6 @@ VERBS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line, and return the exit code."""
     description = "The text benchmarks of the Compressive Transformer and Transformer-XL, and agents."
     return run_command("recipes", "python -m recipes", description, VERBS, arguments)

@@ -121,7 +121,7 @@ def _continue_tokens(run: TrainedRun, ids: np.ndarray, *, num_tokens: int, sampl
 
 @dataclass(frozen=True)
 class Continuation:
-    """The beginning of a held-out document, what a run makes of it, and how it goes on, as text."""
+    """The beginning of a held-out document, how a run continues it, and how it really goes on, as text."""
 
     name: str
     num_read: int  # tokens of it that the run has read

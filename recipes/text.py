@@ -44,7 +44,7 @@ def _family(recipe: str, state: str) -> ConfigFamily:
 def compose_config(
     recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | str | None = None, any_model: bool = False
 ) -> dict[str, Any]:
-    """Return the resolved configuration as plain dicts; arguments and errors as of `compose_family`.
+    """Return the resolved configuration as plain dicts; arguments and errors as for `compose_family`.
 
     Also raises UserError for an unknown recipe.
     """
@@ -56,7 +56,7 @@ def compose_config(
 
 
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
-    """Open the newest checkpoint of a run on text; arguments and errors as of `open_run`.
+    """Open the newest checkpoint of a run on text; arguments and errors as for `open_run`.
 
     Also raises UserError for a run on audio, or of an agent.
     """

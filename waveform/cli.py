@@ -342,6 +342,6 @@ VERBS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line, and return the exit code."""
     description = "Model raw audio waveforms: Compressive Transformer, Transformer-XL and WaveNet."
     return run_command("waveform", "waveform", description, VERBS, arguments)

@@ -57,7 +57,7 @@ class TrainRequest:
     config_dir: Path | str | None = None  # a folder of the user's own Hydra configs
 
     def composed(self, compose: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        """The configuration that `compose` makes of it; arguments and errors as of `compose_from`."""
+        """The configuration that `compose` makes of it; arguments and errors as for `compose_from`."""
         compose = partial(compose, config_dir=self.config_dir)
         return compose_from(self.origin, self.run_dir, self.overrides, compose=compose)
 

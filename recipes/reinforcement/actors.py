@@ -95,7 +95,7 @@ class Actors:
         self.environments.restore([tensor.numpy() for tensor in state.environment])
 
     def collect(self, num_steps: int) -> tuple[list[Unrolls], Tensor]:
-        """Take steps in every row; returns the unrolls that ended, oldest first, and counts [4], fp64.
+        """Take steps in every row; return the unrolls that ended, oldest first, and counts [4], fp64.
 
         The counts are the sum of the returns of episodes that ended, the number of these episodes, that of successes,
         and how often there could have been one.

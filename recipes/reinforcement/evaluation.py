@@ -103,7 +103,7 @@ def in_env(config: dict[str, Any], env: str) -> dict[str, Any]:
 def open_agent(
     run_dir: Path | str, *, env: str | None = None, device: str | None = None, **model_fields: int | None
 ) -> TrainedAgent:
-    """Open the newest checkpoint of an agent's run; other arguments, and errors, as of `open_run`.
+    """Open the newest checkpoint of an agent's run; other arguments, and errors, as for `open_run`.
 
     env: the environment, which must be named if it is imported from a module or has options. Also raises UserError if
     the run is not an agent's.

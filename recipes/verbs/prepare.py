@@ -138,7 +138,7 @@ def _partial_folder(data_dir: Path) -> Iterator[Path]:
 def _write(
     recipe: Recipe, source: Source, documents: Documents, folder: Path, config: CorpusConfig, show_progress: bool
 ) -> str:
-    """Write the data set; returns what it contains, in a few lines."""
+    """Write the data set; return what it contains, in a few lines."""
     tokenizer = _tokenizer(recipe, source, documents["train"], config=config, show_progress=show_progress)
     amounts = {split: _Amount() for split in SPLITS}
     total = sum(document.num_bytes for split in SPLITS for document in documents[split])

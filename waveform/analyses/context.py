@@ -1,6 +1,6 @@
 """How much context models use: relative effective context length (RECL; Dai et al. 2019, section 4.3 and appendix C).
 
-Each model of a group is compared with the group's best at a shorter context: a longer context counts only where it
+Each model of a group is compared with the group's best at a shorter context: a longer context counts only if it
 beats what any of them can do without it, so a model gains nothing by being bad at short contexts.
 
 Shape letters: N models, J context lengths, P positions.

@@ -67,7 +67,7 @@ def mel_image(samples: np.ndarray, *, sample_rate_hz: int) -> np.ndarray:
 
 
 def mel_jpeg(samples: np.ndarray, *, sample_rate_hz: int) -> bytes:
-    """The mel spectrogram of samples [n] as a JPEG, 100 columns a second."""
+    """The mel spectrogram of samples [n] as a JPEG, 100 columns per second."""
     from matplotlib.image import imsave
 
     content = io.BytesIO()

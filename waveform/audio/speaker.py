@@ -124,7 +124,7 @@ class _Reserve:
             self._is_playing = self._is_whole = True
 
     def fill(self, out: memoryview) -> bool:
-        """Fill the sound device's buffer, with silence if nothing is to be played; returns whether more will come."""
+        """Fill the sound device's buffer, with silence if nothing is to be played; return whether more will come."""
         with self._lock:
             part = self._pcm[: len(out)] if self._is_playing else bytearray()
             del self._pcm[: len(part)]

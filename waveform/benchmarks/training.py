@@ -86,7 +86,7 @@ def profile_update(update: Callable[[], Any]) -> dict[str, float]:
     """Call `update` once under torch's profiler; return its operations, the time in them and the time between them.
 
     Operations that another operation calls do not count. On a GPU the time in them is what the host needs to launch
-    them. The time between is Python's, autograd's and the profiler's own, about a microsecond an operation.
+    them. The time between is Python's, autograd's and the profiler's own, about a microsecond per operation.
     """
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         whole_s = seconds(update, device=torch.device("cpu"))  # without waiting for a GPU

@@ -34,7 +34,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same run gives the s
 
 
 def write_archive(saved: Saved, file: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> None:
-    """Write a run to `file`; arguments and errors as of `staged`."""
+    """Write a run to `file`; arguments and errors as for `staged`."""
     with staged(saved, file, optimiser=optimiser, data_files=data_files) as run:
         archive = run.parent / "archive"
         _zip(run, archive)

@@ -59,7 +59,7 @@ def write_hub(
     examples: Callable[[], Mapping[str, bytes]],
     unit: str,
 ) -> None:
-    """Write a run to the new folder `folder`; arguments and errors as of `staged`.
+    """Write a run to the new folder `folder`; arguments and errors as for `staged`.
 
     about: what the card's template needs besides what is saved; examples: makes the files of samples, by name.
     """

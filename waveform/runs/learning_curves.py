@@ -73,7 +73,7 @@ def draw_learning_curves(
 ) -> dict[str, str]:
     """Draw validation NLL against updates, tokens seen and seconds: a panel each, a line for each (label, curve).
 
-    Curves with the same label, of several seeds, have one colour; returns it by label. unit: what users call a token.
+    Curves with the same label, of several seeds, have one colour. Returns colours by label. unit: a token's name.
     """
     from matplotlib.ticker import EngFormatter
 

@@ -117,7 +117,7 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
 
 
 def find_saved(run_dir: Path | str, **model_fields: int | None) -> Saved:
-    """Find what a run has saved; arguments and errors as of `open_run`."""
+    """Find what a run has saved; arguments and errors as for `open_run`."""
     folder = find_run(run_dir)
     config = read_config(folder)
     found = checkpoint.newest(folder)
@@ -137,7 +137,7 @@ def find_saved(run_dir: Path | str, **model_fields: int | None) -> Saved:
 
 
 def use_saved(run_dir: Path | str, use: Callable[[Saved], _Used], **model_fields: int | None) -> _Used:
-    """Call `use` with what a run has saved, which training may be replacing; arguments and errors as of `open_run`."""
+    """Call `use` with what a run has saved, which training may be replacing; arguments and errors as for `open_run`."""
     return checkpoint.read_while_training(find_run(run_dir), lambda: use(find_saved(run_dir, **model_fields)))
 
 

@@ -29,7 +29,7 @@ _MAY_DIFFER = {
 
 @dataclass(frozen=True)
 class Origin:
-    """The run that a training goes on from, as a user names it."""
+    """The run that training goes on from, as a user names it."""
 
     run: Path | str | None = None  # None: it begins from scratch
     optimiser: bool = False  # take over its optimiser's state too
@@ -71,7 +71,7 @@ def compose_from(
 
 
 def load_origin(config: dict[str, Any], learner: Learner) -> None:
-    """Give a new learner the weights, and if asked for the optimiser, of its origin; errors as of `find_origin`."""
+    """Give a new learner the weights, and if asked for the optimiser, of its origin; errors as for `find_origin`."""
     _, before, found = find_origin(config)
     new = None if labels_of(before) == labels_of(config) else "label_embedding.table"
     checkpoint.restore_weights(found, learner.module, new=new)

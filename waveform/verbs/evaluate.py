@@ -25,11 +25,11 @@ def evaluate(
     """Score a run on a split; print the figures, return (and write) them.
 
     options.protocol: `utterance` (state is carried from the start of each utterance, or document), `chunk` (reset every
-    train.chunk tokens), `carry` or `clip` (waveform/engine/evaluator); options.rows: cut the split into so many pieces,
-    to score them side by side. A dynamic evaluation is reported separately as `dynamic`; the run on disk does not
-    change. With quality_config.quality, `quality` compares samples of the run with real clips and noise. plot_file: as
-    in `compare`. Under torchrun every process calls this and scores a share. Raises UserError if there is no complete
-    checkpoint, if its data is gone, and for options that do not fit.
+    train.chunk tokens), `carry` or `clip` (waveform/engine/evaluator); options.rows: number of pieces that the split is
+    cut into, to score them side by side. A dynamic evaluation is reported separately as `dynamic`; the run on disk does
+    not change. With quality_config.quality, `quality` compares samples of the run with real clips and noise. plot_file:
+    as in `compare`. Under torchrun every process calls this and scores a share. Raises UserError if there is no
+    complete checkpoint, if its data is gone, and for options that do not fit.
     """
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])

@@ -64,7 +64,7 @@ def export(
     optimiser: bool = False,
     show_progress: bool = True,
 ) -> Path:
-    """Write a run to `file`: settings, log, newest weights and its vocabulary, without its data; returns the path.
+    """Write a run to `file`: settings, log, newest weights and its vocabulary, without its data; return the path.
 
     format: `zip`, one file, or `hub`, a folder with `model.safetensors`, example sounds and a model card, for which
     `card` is. optimiser: also what only training needs. Raises UserError as `load` does, if the vocabulary is gone, if

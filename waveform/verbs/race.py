@@ -78,7 +78,7 @@ def race(
     for model in models:
         request = TrainRequest(data, overrides=[f"model={model}", *overrides], config_dir=config_dir)
         configs.append(domain.compose(request))
-        typed(domain.train_config, configs[-1]["train"], section="train")  # refuses a training without an end
+        typed(domain.train_config, configs[-1]["train"], section="train")  # refuses training without an end
         settings[model] = [f"model={model}", *_looks(configs[-1]["train"]), *overrides]
     options = EvaluateOptions(rows=entrants.rows)
     domain.refuse_other_resets([config["train"] for config in configs], options)
