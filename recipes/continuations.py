@@ -84,7 +84,7 @@ def sample(
 
 
 def tokenizer_of(run: TrainedRun) -> TextTokenizer:
-    """The tokenizer in the run's data set. Raises UserError if it is gone, or has not the vocabulary of training."""
+    """The tokenizer in the run's data set. Raises UserError if it is gone, or its size is not that of training."""
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
         raise UserError(f"the data set of {run.given}, {folder}, which contains its vocabulary, is gone; put it back")

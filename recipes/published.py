@@ -154,7 +154,7 @@ class _Reader:
         self.d_model = int(self._take(f"{layout.trunk}layers.0.dec_attn.r_net.weight").shape[1])
 
     def _count(self, numbered: str) -> int:
-        """Count parts of the trunk by the largest number in the names that begin with `numbered`."""
+        """Count parts of the trunk by the largest number in the names that match `numbered`."""
         pattern = re.compile(re.escape(self.layout.trunk) + numbered)
         return 1 + max((int(found[1]) for name in self._tensors if (found := pattern.match(name))), default=0)
 

@@ -50,7 +50,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
-        """Return JSON from which `TOKENIZERS` makes the same tokenizer again."""
+        """Return a dict for JSON, from which `TOKENIZERS` makes the same tokenizer again."""
 
 
 class SymbolTokenizer(TextTokenizer):

@@ -36,7 +36,7 @@ class GymnasiumEnvironments:
         options: Mapping[str, Any] | None = None,
         num_actions: int | None = None,
     ) -> None:
-        """options: arguments with which each is made; num_actions: how many of its actions agents have; None: all.
+        """options: arguments with which each is made; num_actions: agents have this many, the first; None: all.
 
         Raises UserError for an environment that is unknown or not installed, or that agents cannot see or act in.
         """

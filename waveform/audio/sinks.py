@@ -109,8 +109,8 @@ def require_free(paths: Sequence[Path]) -> None:
 def wav_files(paths: Sequence[Path], *, sample_rate_hz: int) -> Iterator[Write]:
     """Write each sound into its own file of `paths`; all are in one folder, which is made.
 
-    The files grow as sound is drawn, and end in `.unfinished.wav` until all of it is written. Raises UserError for a
-    full disk or a read-only folder.
+    The files grow as sound is drawn; until all of it is written, their names end in `.unfinished.wav`. Raises UserError
+    for a full disk or a read-only folder.
     """
     growing = [_unfinished(path) for path in paths]
     with ExitStack() as stack:

@@ -84,7 +84,7 @@ class _Reserve:
         self._pcm = bytearray()
         self._is_playing = self._is_whole = False
         self._num_blocks = 0
-        self._timed_s, self._timed_since_s = 0.0, 0.0  # seconds of sound drawn since a time: the speed
+        self._timed_s, self._timed_since_s = 0.0, 0.0  # sound drawn since a time, which gives the speed
 
     def add(self, samples: np.ndarray) -> bool:
         """Add the next samples [n]; return whether sound is to be played now, which begins when there is enough."""

@@ -44,7 +44,7 @@ def measure_preparation(
     """Measure preparing `minutes` of 16-bit 44.1 kHz FLAC, in files of 15 s, with one worker, in x real time.
 
     The limit is the time that decoding the files and resampling as much audio take alone, interleaved with the
-    preparations. Loading torchaudio is not counted. audio_format: fields of the data set's. scratch: an empty folder.
+    preparations. Loading torchaudio is not counted. audio_format: fields of `AudioFormat`. scratch: an empty folder.
     """
     num_files = max(3, round(minutes * 60 / FILE_S))  # at least one for each split
     audio_s = num_files * FILE_S

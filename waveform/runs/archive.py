@@ -46,8 +46,8 @@ def write_archive(saved: Saved, file: Path, *, optimiser: bool = False, data_fil
 def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> Iterator[Path]:
     """Yield a folder with what others need of a run, alone in a temporary folder next to `target`.
 
-    Its log ends at the checkpoint. optimiser: also what only training needs, so that it can be resumed. data_files: of
-    its data set. Raises UserError if `target` exists or cannot be written, and if there is no optimiser.
+    Its log ends at the checkpoint. optimiser: also what only training needs, so that it can be resumed. data_files:
+    files of its data set to add. Raises UserError if `target` exists or cannot be written, or the optimiser is gone.
     """
     run_dir, config, found = saved
     if optimiser and found.progress.weights_only:

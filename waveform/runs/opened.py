@@ -25,8 +25,8 @@ from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 
 _MOST_NAMES = 20  # of labels in a message
-_BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)  # by which modules make their weights
-_SLACK_BYTES = 1 << 26  # which making a model may take beyond four times the bytes of its weights
+_BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)  # with which modules make their weights
+_SLACK_BYTES = 1 << 26  # allowed, beyond four times the bytes of its weights, while a model is made
 _Used = TypeVar("_Used")
 _Model = TypeVar("_Model")
 

@@ -60,7 +60,7 @@ def compose_from(
     config = compose([*own_model, *overrides], any_model=True)
     kept = {"model": config["model"]["name"] == before["model"]["name"], "train": "preset" not in given}
     for section in (name for name in kept if kept[name]):
-        for key in config[section].keys() & before[section].keys():  # none that only one version has
+        for key in config[section].keys() & before[section].keys():  # settings that both versions have
             if f"{section}.{key}" not in given | _OF_THE_MACHINE:
                 config[section][key] = before[section][key]
     if "preset" not in given:
@@ -80,7 +80,7 @@ def load_origin(config: dict[str, Any], learner: Learner) -> None:
 
 
 def find_origin(config: dict[str, Any]) -> Saved:
-    """Find the run that one of configuration `config`, with its section `dataset`, begins from.
+    """Find the run that a run with the configuration `config`, its section `dataset` included, begins from.
 
     Raises UserError if that run is gone or no longer the one that the configuration names, was trained on another kind
     of tokens or with other labels, or has no optimiser that fits, if that is asked for.

@@ -214,7 +214,7 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
 def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> float | None:
     """NLL per token of linear prediction alone, with no training, on the utterances that `result` scored of `tokens`.
 
-    Its state is reset wherever the run's was, or at each utterance if windows overlap. None unless tokens are sound.
+    Its state is reset wherever the run's was, or at each utterance if windows overlap. None unless tokens are audio.
     """
     classes = classes_of(run.config["dataset"]["modality"])
     if classes is None:

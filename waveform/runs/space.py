@@ -6,7 +6,7 @@
       small: {model.d_model: 64, model.num_heads: 4}
       wide: {model.d_model: 96, model.num_heads: 6}
 
-A package has the spaces of its models in `spaces.yaml`, beside its presets: MODEL: {...}. A user's file may do so too.
+The spaces of a package's models are in `spaces.yaml`, beside its presets: MODEL: {...}. A user's file may look so too.
 """
 
 import json

@@ -96,7 +96,7 @@ def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequenc
     if "data.labels" in given:  # a run need not read them
         labels, labelled = source_of(given["data.labels"]), data.sources.get("labels")
         before["data.labels"], given["data.labels"] = labelled, labelled if labels in (None, NONE) else labels
-    # Not used is a share, for example, if folders divided the files.
+    # "not used": a share, for example, if folders divided the files.
     if different := differences({name: before.get(name, "not used") for name in given}, given):
         raise UserError(
             f"{data_dir} was prepared differently: {different}; leave the setting out, or prepare the audio into "

@@ -65,7 +65,7 @@ def describe(figures: dict[str, Any]) -> str:
 
 
 def by_label_rows(entries: Sequence[Sequence[dict[str, Any]]]) -> list[list[str]]:
-    """Rows of a table, at most 20 of them labels: label, number of utterances, and the nats of each run."""
+    """Rows of a table, for at most 20 labels: label, number of utterances, and the nats of each of several runs."""
     rows = [
         [
             UNLABELLED if of_runs[0]["label"] is None else printable(of_runs[0]["label"]),
