@@ -205,7 +205,7 @@ def test_modality_and_back() -> None:
     assert "normalise" not in AudioFormat().modality()  # data sets of earlier versions stay equal
     assert differences(AudioFormat().settings, AudioFormat().settings) == ""
     for unknown in ("cubic", "mu_law", ["mu-law"]):
-        with pytest.raises(UserError, match="of a newer version"):
+        with pytest.raises(UserError, match="comes from a newer version of waveform; update waveform"):
             format_of({"sample_rate_hz": 24_000, "quantiser": unknown})
 
 

@@ -57,7 +57,7 @@ def test_quality_is_beside_real_clips_and_noise(place: Path, few: list[str], tmp
     quality = figures_of(tmp_path / "e.json", "evaluate", place / "run", *few)["quality"]
     shown = capsys.readouterr().out
     assert "wavenet (3)" in shown and "real, held out (3)" in shown and "white noise (3)" in shown
-    assert "clips of 1 s, samples at temperature 0.9 from seed 7" in shown and "to the rest: its bias" in shown
+    assert "clips of 1 s, samples at temperature 0.9 from seed 7" in shown and "to the rest: this is its bias" in shown
     assert (quality["num_reference"], quality["seconds"], quality["temperature"], quality["seed"]) == (8, 1, 0.9, 7)
     samples, real, noise = ({figure["name"]: figure for figure in one["figures"]} for one in quality["sets"])
     assert real["frames with pitch"]["value"] > 0.9 and noise["frames with pitch"]["value"] == 0
