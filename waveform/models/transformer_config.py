@@ -137,7 +137,7 @@ class CompressiveTransformerConfig(TransformerConfig):
         if self.compression_overlap and "overlap" not in function.options:
             raise UserError(f"model.compression_overlap is not for model.compression={self.compression}; leave it 0")
         if not self.compression_dilations or min(self.compression_dilations) < 1:
-            raise UserError(f"model.compression_dilations is {self.compression_dilations}; they must be 1 or more")
+            raise UserError(f"model.compression_dilations is {self.compression_dilations}; give numbers from 1 on")
         if self.num_lost and (self.groups < 1 or self.compression_loss == "autoencode"):
             raise UserError(
                 f"model.compression_padding=false loses {self.num_lost} steps, so it needs a larger model.window"
