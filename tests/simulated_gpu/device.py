@@ -212,41 +212,26 @@ class SimulatedGpu(TorchDispatchMode):
         return moved
 
 
-class _Operation(NamedTuple):
+class _Operation:
     """What matters here of one of torch's operations."""
 
-    name: str
-    full_name: str  # as torch's own lists have it, with the overload
-    is_composite: bool
-    is_view: bool
-    is_copy: bool
-    is_indexing: bool
-    is_kernel: bool  # launches about one, as all do but views and allocations
-    changes: bool  # its first argument is changed in place
-    takes_numbers: bool  # also as tensors without dimensions on the CPU
-    attention: tuple[str, int | None] | None
-    waits: str | None  # why the host must wait
-    made_up: Callable[..., Any] | None
+    def __init__(self, func: Any) -> None:
+        self.name = func._overloadpacket.__name__
+        self.full_name = func.name().removeprefix("aten::")  # as torch's own lists have it, with the overload
+        self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
+        self.is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        self.is_copy = func in _COPYING
+        self.is_indexing = func in _INDEXING
+        self.is_kernel = not self.is_view and self.name not in _ALLOCATING  # launches about one
+        self.changes = func._schema.is_mutable  # its first argument is changed in place
+        # Also as tensors without dimensions on the CPU.
+        self.takes_numbers = torch.Tag.pointwise in func.tags or func in _TAKING_A_NUMBER
+        self.attention = _ATTENTION.get(func)
+        self.waits = _WAITING.get(func)  # why the host must wait
+        self.made_up = _MADE_UP.get(func)
 
 
-@cache
-def _about(func: Any) -> _Operation:
-    name = func._overloadpacket.__name__
-    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-    return _Operation(
-        name=name,
-        full_name=func.name().removeprefix("aten::"),
-        is_composite=bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)),
-        is_view=is_view,
-        is_copy=func in _COPYING,
-        is_indexing=func in _INDEXING,
-        is_kernel=not is_view and name not in _ALLOCATING,
-        changes=func._schema.is_mutable,
-        takes_numbers=torch.Tag.pointwise in func.tags or func in _TAKING_A_NUMBER,
-        attention=_ATTENTION.get(func),
-        waits=_WAITING.get(func),
-        made_up=_MADE_UP.get(func),
-    )
+_about = cache(_Operation)
 
 
 def _view(func: Any, args: Any, kwargs: Any) -> Any:
