@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.faults.forks import free_port
+from tests.faults.forks import become_rank, free_port
 from waveform.ranks import rendezvous
 from waveform.ranks.distributed import job
 from waveform.ranks.rendezvous import meet, rendezvous_store
@@ -54,37 +55,29 @@ def test_a_rank_that_does_not_come_is_reported(rank: int) -> None:
         meet(store, rank, 2, timeout=timedelta(seconds=0.3))
 
 
+@mock.patch.dict(os.environ, {"TORCHELASTIC_USE_AGENT_STORE": "True"})
 def test_torchrun_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may end while it starts its processes; they must not wait for it for hours."""
     port = free_port()
-    environment = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in {**environment, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
-        monkeypatch.setenv(name, str(value))
+    become_rank(1, of=2, port=port)
     monkeypatch.setattr(rendezvous, "_CONNECT", timedelta(seconds=1))
     with pytest.raises(Trouble, match=rf"rank 1: torchrun does not answer at 127\.0\.0\.1:{port}"):
         rendezvous_store(timeout=timedelta(hours=2))
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "0", "MASTER_ADDR": "127.0.0.1"}])
-def test_an_environment_that_describes_no_job_is_refused(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in ({"WORLD_SIZE": "2"} | environment).items():
-        monkeypatch.setenv(name, value)
+def test_an_environment_that_describes_no_job_is_refused(environment: dict[str, str]) -> None:
+    only = mock.patch.dict(os.environ, {"WORLD_SIZE": "2"} | environment, clear=True)
     missing = "MASTER_PORT" if environment else "RANK"
     says = rf"^WORLD_SIZE is 2, but .*variable {missing} expected.*; start it with torchrun, or unset WORLD_SIZE$"
-    with pytest.raises(UserError, match=says), job(device="cpu", timeout_s=1.0):
+    with only, pytest.raises(UserError, match=says), job(device="cpu", timeout_s=1.0):
         pass
 
 
+@mock.patch.dict(os.environ, {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"})
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "2")
-    monkeypatch.setenv("WORLD_SIZE", "3")
     says = "process 2 has no GPU: this machine has 2; lower --nproc-per-node"
     with pytest.raises(UserError, match=says), job(device="cuda", timeout_s=1.0):
         pass
