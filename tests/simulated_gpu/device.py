@@ -413,13 +413,6 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, **given: 
 # What else torch asks of a machine with a GPU.
 
 
-class _Graph:
-    """torch.cuda.CUDAGraph: what was captured is not carried out again, because nothing here has values."""
-
-    def replay(self) -> None:
-        pass
-
-
 def _pin(tensor: Tensor) -> Tensor:
     assert not isinstance(tensor, OnGpu), "only tensors on the CPU can be pinned"
     pinned: Any = tensor.clone()
@@ -469,7 +462,7 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "synchronize": lambda device=None: gpu.wait("torch.cuda.synchronize"),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        "CUDAGraph": _Graph,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),  # nothing here has values to be computed again
         "graph": gpu.capture,
     }
     only_lift_cpu = torch._C._only_lift_cpu_tensors()
