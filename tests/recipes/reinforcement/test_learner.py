@@ -86,12 +86,10 @@ def test_padding_takes_part_in_no_loss(name: str) -> None:
         reward=unrolls.steps.reward - 5 * padding,
         log_mu=unrolls.steps.log_mu - 3 * padding,
     )
-    for name_, gradient in gradients(agent, unrolls._replace(steps=junk)).items():
-        assert torch.allclose(gradient, together[name_], rtol=0, atol=1e-12), name_
+    torch.testing.assert_close(gradients(agent, unrolls._replace(steps=junk)), together, rtol=0, atol=1e-12)
     alone = [gradients(agent, take_rows(unrolls, [row])) for row in range(len(unrolls.length))]
-    for name_, gradient in together.items():
-        summed = sum(each[name_] for each in alone if name_ in each)
-        assert torch.allclose(summed, gradient, rtol=1e-9, atol=1e-10), name_
+    summed = {parameter: sum(each[parameter] for each in alone if parameter in each) for parameter in together}
+    torch.testing.assert_close(summed, together, rtol=1e-9, atol=1e-10)
 
 
 def test_the_task_never_reaches_the_compressor_nor_compression_the_rest() -> None:
