@@ -4,6 +4,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -118,19 +119,13 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
     fields |= {"window": 8, "memory": 16, "compressed": 8, "compression_rate": 4}
     tokens = random_tokens(tmp_path, vocab_size=V, num_rows=2, length=UPDATES_NEEDED * 8)
     learner = small_learner("compressive_transformer", tokens, fields=fields, batch_size=2, chunk=8, state="utterance")
-    resets, steps = [], []
-    score_window = token_learner.score_window
-
-    def spy(forward: Any, window: Any, state: Any, **options: Any) -> Any:
-        resets.append(bool(window.reset.any()))
-        steps.append(int(state.trunk.steps.min()))
-        return score_window(forward, window, state, **options)
-
-    monkeypatch.setattr(token_learner, "score_window", spy)
     monkeypatch.setattr("waveform.benchmarks.training.matrix_rate", lambda *_, **__: lambda: 1e9)
-    figures = measure_training(learner)
-    assert len(resets) == UPDATES_NEEDED - 1 == figures["tokens_per_second"]["repeats"] + 2
-    assert not any(resets) and min(steps) >= 16 + 4 * 8
+    with mock.patch.object(token_learner, "score_window", wraps=token_learner.score_window) as scoring:
+        figures = measure_training(learner)
+    windows, states = zip(*(call.args[1:3] for call in scoring.call_args_list), strict=True)
+    assert len(windows) == UPDATES_NEEDED - 1 == figures["tokens_per_second"]["repeats"] + 2
+    assert not any(window.reset.any() for window in windows)
+    assert min(int(state.trunk.steps.min()) for state in states) >= 16 + 4 * 8
     assert figures["tokens_per_update"] == 16
     # Backward does about twice the products of forward, so the rule of three is near what is carried out.
     assert 0.8 < figures["model_flops_per_token"] / figures["executed_flops_per_token"] < 1.1
