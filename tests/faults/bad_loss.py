@@ -7,6 +7,7 @@ import random
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -137,18 +138,12 @@ def stop_and_skip(case: dict[str, Any], folder: Path, world: World) -> dict[str,
         stopping.learner.finite.looks_at_once = lambda: False
     _, stopped = train(stopping)
 
-    reset: list[list[int]] = []
-    usual = nonfinite.reset_rows
-
-    def noting(state: Any, fresh: Any, rows: Tensor) -> Any:
-        reset.append([world.rank * len(rows) + row for row in rows.nonzero()[:, 0].tolist()])
-        return usual(state, fresh, rows)
-
-    nonfinite.reset_rows = noting
     skipping = poisoned(case, folder / "skip", world, on_nonfinite="skip")
-    printed, error = train(skipping)
-    nonfinite.reset_rows = usual
+    with mock.patch.object(nonfinite, "reset_rows", wraps=nonfinite.reset_rows) as resetting:
+        printed, error = train(skipping)
     assert not error, error
+    masks = [call.args[2] for call in resetting.call_args_list]
+    reset = [[world.rank * len(rows) + row for row in rows.nonzero()[:, 0].tolist()] for rows in masks]
     steps = [int(step) for step in re.findall(r"step (\d+) is skipped", printed)]
 
     whole = everything(skipping)

@@ -68,7 +68,9 @@ def call(main: Callable[[Sequence[str]], int], arguments: Sequence[str | Path], 
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:
             traceback.print_exc(file=err)
-    return Outcome(code, _text(out), _text(err))
+    for stream in (out, err):
+        stream.seek(0)
+    return Outcome(code, out.read(), err.read())
 
 
 def must_work(main: Callable[[Sequence[str]], int], arguments: Sequence[str | Path], *, seconds: float = 60) -> Outcome:
@@ -76,11 +78,6 @@ def must_work(main: Callable[[Sequence[str]], int], arguments: Sequence[str | Pa
     outcome = call(main, arguments, seconds=seconds)
     assert outcome.code == 0, outcome.err
     return outcome
-
-
-def _text(stream: io.TextIOWrapper) -> str:
-    stream.seek(0)
-    return stream.read()
 
 
 def process_memory_mb(field: str, process: int | str = "self") -> float:

@@ -43,7 +43,5 @@ def _child(function: Callable[..., Any], arguments: Sequence[Any], output: Path)
     descriptor = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
-    sys.stdout.reconfigure(
-        line_buffering=True
-    )  # so that a traceback comes after it, and ends with the case that failed
+    sys.stdout.reconfigure(line_buffering=True)  # a traceback then comes after it, and ends with the case that failed
     function(*arguments)

@@ -9,6 +9,7 @@ import wave
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from recipes.cli import main as recipes
 from tests.content import content
@@ -104,9 +105,8 @@ def _on_failing_disk(place: Path, folder: Path, failing: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         fsync(descriptor)
 
-    os.fsync = fail
-    code, _, printed = call(main, arguments)
-    os.fsync = fsync
+    with mock.patch.object(os, "fsync", fail):
+        code, _, printed = call(main, arguments)
     last = printed.splitlines()[-1]
     failed = next(count) > failing
     assert (code == 1) == failed, (code, printed)
