@@ -78,11 +78,8 @@ class QuickSuccesses:
     def __init__(self, config: dict[str, Any], *, rows: np.ndarray) -> None:
         self.observation = make_environments(config, rows=rows).observation
         self._seen = np.zeros((len(rows), *self.observation.shape), np.uint8)
-        self._random, self._length, self._step = np.random.default_rng(0), np.zeros(len(rows)), np.zeros(len(rows))
-        self._draw(self._length == 0)
-
-    def _draw(self, rows: np.ndarray) -> None:
-        self._length[rows], self._step[rows] = self._random.choice([1, 40], rows.sum()), 0
+        self._random, self._step = np.random.default_rng(0), np.zeros(len(rows))
+        self._length = self._random.choice([1, 40], len(rows))
 
     def begin(self) -> np.ndarray:
         return self._seen
@@ -91,7 +88,7 @@ class QuickSuccesses:
         self._step += 1
         ended = self._step == self._length
         succeeded = ended & (self._length == 1)
-        self._draw(ended)
+        self._length[ended], self._step[ended] = self._random.choice([1, 40], ended.sum()), 0
         return Outcome(self._seen, succeeded.astype(np.float32), ended, succeeded, ended)
 
     def state(self) -> tuple[np.ndarray, ...]:
