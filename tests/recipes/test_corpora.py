@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-import tarfile
+import shutil
 import tracemalloc
 import zipfile
 from itertools import product
@@ -176,14 +176,12 @@ def test_a_folder_is_split_by_file_and_names_decide(tmp_path: Path) -> None:
 
 
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as zipped, tarfile.open(tmp_path / "texts.tgz", "w:gz") as tarred:
-        for name in ("a.txt", ".b.txt", "__MACOSX/._a.txt", ".git/c.txt"):
-            (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "texts" / name).write_text("words")
-            zipped.write(tmp_path / "texts" / name, name)
-            tarred.add(tmp_path / "texts" / name, f"./{name}")
-    for source in ("texts", "texts.zip", "texts.tgz"):
-        assert open_source(tmp_path / source).texts == ["a.txt"]
+    names = ("a.txt", ".b.txt", "__MACOSX/._a.txt", ".git/c.txt")
+    texts = write_folder(tmp_path / "texts", dict.fromkeys(names, "words"))
+    # Names in a tar begin with ./ here.
+    archives = [shutil.make_archive(str(texts), kind, texts) for kind in ("zip", "gztar")]
+    for source in (texts, *map(Path, archives)):
+        assert open_source(source).texts == ["a.txt"]
 
 
 def test_no_split_is_empty_with_one_large_file(tmp_path: Path) -> None:
