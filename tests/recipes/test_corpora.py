@@ -20,7 +20,7 @@ from recipes.corpora.recipe import CorpusConfig, open_corpus
 from recipes.corpora.sources import open_source
 from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs.prepare import prepare
-from tests.recipes.calling import Capsys, mistake, run
+from tests.recipes.calling import Capsys, mistake, printed, run
 from tests.recipes.corpus_files import sentences, write_folder, write_source
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.system.errors import UserError
@@ -304,9 +304,8 @@ def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path) -> None:
     assert "cannot read corpus.replaced_words" in mistake([*wrong, "corpus.replaced_words=nowhere"])
 
 
-def test_prepare_says_how_long_documents_are(tmp_path: Path, capsys: Capsys) -> None:
+def test_prepare_says_how_long_documents_are(tmp_path: Path) -> None:
     texts = {f"{i}.txt": "word " * num_words for i, num_words in enumerate((10, 20, 30, 2, 2))}
     source = write_folder(tmp_path / "books", texts)
-    run("prepare", "folder", source, tmp_path / "data", "corpus.test=0.02", "corpus.valid=0.02")
-    out = capsys.readouterr().out
+    out = printed("prepare", "folder", source, tmp_path / "data", "corpus.test=0.02", "corpus.valid=0.02")
     assert "in 3 documents of 20 words on average" in out and out.count("in 1 document of 2 words") == 2

@@ -18,7 +18,7 @@ from recipes.studies.children import Children
 from recipes.studies.report import ByDistance
 from recipes.text import load
 from recipes.verbs.prepare import prepare
-from tests.recipes.calling import Capsys, figures_of, mistake, run
+from tests.recipes.calling import figures_of, mistake, printed, run
 from waveform.analyses.answers import _Answers, _holding, attention_on_answers
 from waveform.engine.dataset import read_dataset
 from waveform.models.attention import Slots
@@ -100,14 +100,14 @@ def test_bits_by_distance_are_those_of_the_answers(place: Path, tmp_path: Path) 
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_runs_are_compared_by_distance(place: Path, tmp_path: Path, capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
+def test_runs_are_compared_by_distance(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """And drawn, those with one name too."""
     drawn: list[str] = []
     monkeypatch.setattr("recipes.text.save_recall", lambda path, questions: drawn.extend(questions["recall"]))
     copy = shutil.copytree(place / "transformer_xl", tmp_path / "transformer_xl")
     runs = [place / "compressive_transformer", place / "transformer_xl", copy]
-    run("compare", *runs, "--plot", tmp_path / "c.png")
-    assert "bits per answer by distance, chance 2.00" in capsys.readouterr().out
+    out = printed("compare", *runs, "--plot", tmp_path / "c.png")
+    assert "bits per answer by distance, chance 2.00" in out
     assert drawn == ["compressive_transformer", f"transformer_xl ({runs[1]})", f"transformer_xl ({copy})"]
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from recipes.text import load
-from tests.recipes.calling import Capsys, figures_of, mistake, run
+from tests.recipes.calling import Capsys, figures_of, mistake, printed, run
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.runs.opened import average_weights
 
@@ -58,7 +58,7 @@ def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: Capsys) -> N
     assert "argument --contexts: invalid numbers value: 'x'" in capsys.readouterr().err
 
 
-def test_an_lstm_is_in_the_group_of_table_8(txl: Path, data: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_an_lstm_is_in_the_group_of_table_8(txl: Path, data: Path, tmp_path: Path) -> None:
     """It resumes, is scored, sampled from and compared like the others, and has no attention to show."""
     short = ["model=lstm", *SHORT[1:]]
     run("train", data, tmp_path / "lstm", *short, "train.max_steps=2")
@@ -68,8 +68,7 @@ def test_an_lstm_is_in_the_group_of_table_8(txl: Path, data: Path, tmp_path: Pat
     figures = figures_of(tmp_path / "a.json", "analyse", txl, tmp_path / "lstm", "--tokens", 6000)
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
     assert figures["runs"][1]["attention_by_head"] == {"absent": "the model has no attention"}
-    run("compare", txl, tmp_path / "lstm")
-    assert "lstm" in capsys.readouterr().out
+    assert "lstm" in printed("compare", txl, tmp_path / "lstm")
 
 
 @pytest.mark.slow

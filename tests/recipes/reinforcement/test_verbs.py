@@ -16,7 +16,7 @@ from recipes.reinforcement.evaluation import Playing, open_agent, play
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 from recipes.reinforcement.settings import make_environments
 from tests.faults.hostile_runs import edit_config
-from tests.recipes.calling import Capsys, figures_of, mistake, run
+from tests.recipes.calling import Capsys, figures_of, mistake, printed, run
 from tests.recipes.reinforcement.small import check_restored
 from waveform.system.errors import UserError
 
@@ -31,19 +31,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path) -> None:
     figures = figures_of(tmp_path / "ct.json", "evaluate", runs / "ct", "--episodes", 5)
     assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_tokens_seen"] == 6 * 8 * 8
     assert (figures["schema"], figures["kind"], figures["unit"]) == (1, "environment", "step")
     assert figures_of(tmp_path / "again.json", "evaluate", runs / "ct", "--episodes", 5) == figures
     namesake = shutil.copytree(runs / "ct", tmp_path / "ct")
     every = [runs / "ct", namesake, runs / "lstm"]
-    run("compare", *every, "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
-    table = capsys.readouterr().out
+    table = printed("compare", *every, "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
     assert table.count(str(runs / "ct")) == table.count(str(namesake)) == 2
     assert "to the first [95% interval]" in table and "successes at a delay of" in table
-    run("play", runs / "ct", "--gif", tmp_path / "e.gif", "--plot", tmp_path / "e.png", "--steps", 9)
-    assert "9 steps of" in capsys.readouterr().out
+    said = printed("play", runs / "ct", "--gif", tmp_path / "e.gif", "--plot", tmp_path / "e.png", "--steps", 9)
+    assert "9 steps of" in said
     assert all((tmp_path / name).stat().st_size > 500 for name in ("curves.png", "e.gif", "e.png"))
 
 
