@@ -18,6 +18,7 @@ from recipes.reinforcement.settings import make_environments
 from tests.faults.hostile_runs import edit_config
 from tests.recipes.calling import Capsys, figures_of, mistake, printed, run
 from tests.recipes.reinforcement.small import check_restored
+from tests.test_cli import words
 from waveform.system.errors import UserError
 
 SMOKE, MEMORY = "preset=smoke", "MiniGrid-MemoryS7-v0"
@@ -103,42 +104,38 @@ def test_successes_are_of_the_episodes_whose_returns_count(runs: Path, monkeypat
         assert abs(one["success"] - 0.5) < 0.1
 
 
-@pytest.mark.parametrize(
-    "arguments, line",
-    [
-        (["train", "object_matching", "a", "b"], "'b' is not a key=value setting"),
-        (["tune", "object_matching", "a"], "object_matching has no data to score models on"),
-        (["train", "object_matching", "a", "train.batch_size=1000000000000"], "the tokens of an update would take"),
-        (["train", "object_matching", "a", "task.delay=-1"], "task.delay is -1; it must be a whole number"),
-        (["train", "object_matching", "a", "model=wavenet"], "model=wavenet cannot be an agent's trunk; choose"),
-        (["train", "object_matching", "a", "train.sharding=fsdp"], "unknown setting 'train.sharding'"),
-        (["train", "object_matching", "a", "train.chunk=20"], "train.chunk=20 is not a multiple of the window, 8"),
-        (["train", "object_matching", "a", "learner.discount=2"], "learner.discount is 2.0; it must be from 0 to 1"),
-        (["train", "object_matching", "a", "env=CartPole-v1"], "env is a setting of the recipe rl; leave it out"),
-        (["train", "rl", "a"], "the recipe rl needs an environment, for example env=MiniGrid"),
-        (["train", "rl", "a", "env=x", "env_options=3"], "Expected `object | null`, got `int` - at `env_options`"),
-        (["train", "rl", "a", "env=x", "env_actions=1"], "Expected `int` >= 2 - at `env_actions`"),
-        (["train", "rl", "a", "env=x", "task.delay=2"], "task.delay is a setting of the recipe object_matching"),
-    ],
-)
-def test_bad_settings_are_one_line(arguments: list[str], line: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+MISTAKES = [  # commands, as of tests/test_cli, and what is said of them
+    ("train object_matching a b", "'b' is not a key=value setting"),
+    ("tune object_matching a", "object_matching has no data to score models on"),
+    ("train object_matching a train.batch_size=1000000000000", "the tokens of an update would take"),
+    ("train object_matching a task.delay=-1", "task.delay is -1; it must be a whole number"),
+    ("train object_matching a model=wavenet", "model=wavenet cannot be an agent's trunk; choose"),
+    ("train object_matching a train.sharding=fsdp", "unknown setting 'train.sharding'"),
+    ("train object_matching a train.chunk=20", "train.chunk=20 is not a multiple of the window, 8"),
+    ("train object_matching a learner.discount=2", "learner.discount is 2.0; it must be from 0 to 1"),
+    ("train object_matching a env=CartPole-v1", "env is a setting of the recipe rl; leave it out"),
+    ("train rl a", "the recipe rl needs an environment, for example env=MiniGrid"),
+    ("train rl a env=x env_options=3", "Expected `object | null`, got `int` - at `env_options`"),
+    ("train rl a env=x env_actions=1", "Expected `int` >= 2 - at `env_actions`"),
+    ("train rl a env=x task.delay=2", "task.delay is a setting of the recipe object_matching"),
+    ("sample P/ct", "is one of the runs of agents, which sample does not take"),
+    ("evaluate P/ct --rows 4", "--rows is not for runs of agents"),
+    ("evaluate P/ct --delays 3 -1", "task.delay is -1"),
+    ("evaluate P/ct --envs CartPole-v1", "was not trained in a Gymnasium environment; leave out --envs"),
+    ("evaluate P/ct --episodes 0", "--episodes is 0"),
+    ("play P/ct", "nothing would be drawn"),
+    ("play P/ct --gif e.gif --steps 0", "--steps is 0; it must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("command", "says"), MISTAKES)
+def test_a_mistake_is_one_line(command: str, says: str, runs: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert line in mistake(arguments)
+    assert says in mistake(words(command, runs, tmp_path))
     assert not any(tmp_path.iterdir())
 
 
-def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: Capsys) -> None:
-    assert "is one of the runs of agents, which sample does not take" in mistake(["sample", runs / "ct"])
-    assert "--rows is not for runs of agents" in mistake(["evaluate", runs / "ct", "--rows", 4])
-    assert "task.delay is -1" in mistake(["evaluate", runs / "ct", "--delays", 3, -1])
-    line = mistake(["evaluate", runs / "ct", "--envs", "CartPole-v1"])
-    assert "was not trained in a Gymnasium environment; leave out --envs" in line
-    assert "--episodes is 0" in mistake(["evaluate", runs / "ct", "--episodes", 0])
-    assert "nothing would be drawn" in mistake(["play", runs / "ct"])
-    assert "--steps is 0; it must be at least 1" in mistake(
-        ["play", runs / "ct", "--gif", runs / "e.gif", "--steps", 0]
-    )
-    capsys.readouterr()
+def test_verbs_of_other_runs_refuse_agents(runs: Path, capsys: Capsys) -> None:
     others = "only evaluate, compare and `python -m recipes play` take"
     for says, verb, *more in (
         ("report does not take", "report", "--out", runs / "page.html"),
