@@ -62,7 +62,7 @@ def _stop(
             else:
                 # If training has made its last step, it saves and ends as usual.
                 if not (verb == "train" and code == 0 and "finished: step" in text):
-                    preempted.check_last_line(log, code, number, verb=verb)
+                    preempted.check_last_line(text, code, number, verb=verb)
                     assert ("the same command" in text) == (verb in ("prepare", "train", "demo")), text
                 assert not list(folder.glob(".*.partial")), list(folder.glob(".*.partial"))
             num_wavs += _check_left(out, files)

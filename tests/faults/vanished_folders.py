@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.faults import forkserver
+from tests.faults import forks, forkserver
 from tests.faults.calling import call, must_work
 from tests.faults.disks import SmallDisk, read_only
 from tests.faults.fault import fault
@@ -21,7 +21,7 @@ from waveform.engine.learner import Learner
 
 def _at_step(step: int, action: Callable[[], None]) -> None:
     """Make `action` happen once, when training is at `step`, or at that window of an evaluation."""
-    update, score_once, pending = Learner.update, evaluator.score_once, [action]
+    score_once, pending = evaluator.score_once, [action]
 
     def reach(at: int) -> None:
         if at == step and pending:
@@ -32,11 +32,8 @@ def _at_step(step: int, action: Callable[[], None]) -> None:
             reach(i)
             yield window
 
-    def acting(learner: Learner) -> Any:
-        reach(learner.step)
-        return update(learner)
-
-    Learner.update, evaluator.score_once = acting, scoring
+    forks.before(Learner, "update", lambda learner: reach(learner.step))
+    evaluator.score_once = scoring
 
 
 _CHANGES = ("run removed", "run renamed", "run replaced", "disk read-only", "data removed", "data replaced",
