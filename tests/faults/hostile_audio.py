@@ -94,14 +94,17 @@ def _odd_files() -> dict[str, tuple[bytes, str | None]]:
         "0 Hz.wav": (_patched(wav, 24, bytes(4)), ""),
         "minus 1 Hz.wav": (_patched(wav, 24, b"\xff" * 4), ""),
         "999 Hz.wav": (_patched(wav, 24, struct.pack("<I", 999)), "999 Hz is outside"),
+        "800 kHz.wav": (_patched(wav, 24, struct.pack("<I", 800_000)), "800000 Hz is outside 1000 to 768000 Hz"),
         "2^31 frames.wav": (_patched(wav, 40, struct.pack("<I", 0x7FFE0000)), "cut short"),
         "2^31 frames.flac": (_patched(flac, 21, struct.pack(">BI", flac[21] | 0x0F, 0x7FFFFFFF)), "cut short"),
         "0 channels.wav": (_patched(wav, 22, bytes(2)), ""),
         "65535 channels.wav": (_patched(wav, 22, b"\xff\xff"), ""),
+        "65 channels.wav": (_wav(_tone(channels=65)), "it has 65 channels, more than 64"),
         "32 channels.wav": (_wav(_tone(channels=32)), None),
         "32 channels of floats.wav": (_wav(_tone(channels=32), subtype="DOUBLE"), None),
         **{f"{value}.wav": (_with(float(value)), "not finite") for value in ("nan", "inf", "-inf")},
         "huge floats.wav": (_with(3e38), "or above 1e30"),
+        "huge floats below 0.wav": (_with(-3e38), "or above 1e30"),
         "denormal.wav": (_with(1e-42), None),
         "768 kHz.wav": (_wav(_tone(rate=768_000, seconds=0.02), rate=768_000), None),
         "awkward rate.wav": (_wav(_tone(rate=44_101, seconds=0.1), rate=44_101), None),
@@ -202,7 +205,7 @@ def _trapped_decoders() -> Iterator[dict[int, float]]:
     decoding_process._end_idle()
 
 
-@fault("hostile audio", short=300, long=2000)
+@fault("hostile audio", short=303, long=2000)
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Must hold: no file stops the preparation; each is used, or listed with the reason; RAM and time stay bounded."""
     audio = folder / "audio"
