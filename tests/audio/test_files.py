@@ -36,10 +36,8 @@ def test_sample_formats_of_wav(tmp_path: Path, subtype: str) -> None:
 
 def test_channels_are_averaged(tmp_path: Path) -> None:
     for channels in (2, 5):
-        samples = write_audio(tmp_path / "x.wav", channels=channels, subtype="FLOAT")
-        np.testing.assert_allclose(
-            read_audio(tmp_path / "x.wav", sample_rate_hz=24_000), samples.mean(axis=1), atol=1e-6
-        )
+        mean = write_audio(tmp_path / "x.wav", channels=channels, subtype="FLOAT").mean(axis=1)
+        np.testing.assert_allclose(read_audio(tmp_path / "x.wav", sample_rate_hz=24_000), mean, atol=1e-6)
 
 
 def test_reading_takes_constant_ram(tmp_path: Path) -> None:
@@ -66,37 +64,6 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, suffix: str, share: float) 
     with pytest.raises(RefusedFile) as refusal:
         read_audio(path, sample_rate_hz=24_000)
     assert "cut short" in refusal.value.reason or "not readable as audio" in refusal.value.reason
-
-
-@pytest.mark.parametrize("suffix", ["ogg", "opus"])
-def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"clip.{suffix}"
-    write_audio(path, duration_s=5)
-    content = path.read_bytes()
-    path.write_bytes(content[: content.rindex(b"OggS")])
-    assert soundfile.info(path).frames > 0  # libsndfile considers it complete
-    with pytest.raises(RefusedFile, match="cut short: its Ogg stream has no end"):
-        read_audio(path, sample_rate_hz=24_000)
-
-
-def test_an_ogg_of_two_streams_is_refused(tmp_path: Path) -> None:
-    for name in ("a.ogg", "b.ogg"):
-        write_audio(tmp_path / name)
-    (tmp_path / "both.ogg").write_bytes((tmp_path / "a.ogg").read_bytes() + (tmp_path / "b.ogg").read_bytes())
-    assert soundfile.info(tmp_path / "both.ogg").frames == soundfile.info(tmp_path / "a.ogg").frames
-    with pytest.raises(RefusedFile, match="several Ogg streams, of which only the first can be read"):
-        read_audio(tmp_path / "both.ogg", sample_rate_hz=24_000)
-
-
-def test_a_flac_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "clip.flac"
-    write_audio(path, duration_s=3)
-    content = bytearray(path.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 2000] = bytes(2000)
-    path.write_bytes(content)
-    with pytest.raises(RefusedFile, match="damaged or cut short"):
-        read_audio(path, sample_rate_hz=24_000)
 
 
 def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ def _with(value: float) -> bytes:
 def _odd_files() -> dict[str, tuple[bytes, str | None]]:
     """Return name -> content, and words of the reason that must be given; None if the file must be used."""
     wav, flac, text = _wav(), _encoded("FLAC", "PCM_16"), b"This is a text, and no audio at all.\n" * 50
+    long_flac = _encoded("FLAC", "PCM_16", _tone(seconds=3))
+    ogg, opus = (_encoded("OGG", codec, _tone(seconds=2)) for codec in ("VORBIS", "OPUS"))  # of several pages
     odd_names = (
         *("good.wav", "upper.WAV", " blank at the ends .wav", "new\nline.wav", "bell\a and escape\x1b[31m.wav"),
         *("größe-日本-🎵.wav", "caf\udce9.wav", "-rf.wav", "$(reboot) `x` %s {0}.wav", "x" * 240 + ".wav"),
@@ -88,6 +90,11 @@ def _odd_files() -> dict[str, tuple[bytes, str | None]]:
         "cut header.flac": (flac[:20], "not readable"),
         "half.wav": (wav[: len(wav) // 2], "cut short"),
         "half.flac": (flac[: len(flac) // 2], "cut short"),
+        "damaged.flac": (_patched(long_flac, len(long_flac) // 2, bytes(2000)), "damaged or cut short"),
+        # libsndfile considers these three complete
+        "no last page.ogg": (ogg[: ogg.rindex(b"OggS")], "cut short: its Ogg stream has no end"),
+        "no last page.opus": (opus[: opus.rindex(b"OggS")], "cut short: its Ogg stream has no end"),
+        "two streams.ogg": (ogg + _encoded("OGG", "VORBIS"), "several Ogg streams, of which only the first can be"),
         "zero length.wav": (b"", "empty"),
         "zero length.mp3": (b"", "empty"),
         "no samples.wav": (_wav(np.zeros((0, 1), np.float32)), "no samples"),
@@ -205,7 +212,7 @@ def _trapped_decoders() -> Iterator[dict[int, float]]:
     decoding_process._end_idle()
 
 
-@fault("hostile audio", short=303, long=2000)
+@fault("hostile audio", short=307, long=2000)
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Must hold: no file stops the preparation; each is used, or listed with the reason; RAM and time stay bounded."""
     audio = folder / "audio"
