@@ -16,6 +16,7 @@ import soundfile
 import yaml
 from pytest import MonkeyPatch
 
+from tests.faults import forks
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.cli import main
 from waveform.engine.learner import Learner
@@ -98,17 +99,22 @@ def prepared_tones(place: Path, **tones: Any) -> Path:
     return place / "data"
 
 
+def before(monkeypatch: MonkeyPatch, owner: Any, name: str, action: Callable[..., object]) -> None:
+    """As `forks.before`, until the test ends; the function may be a module's, a class's or an object's."""
+    monkeypatch.setattr(owner, name, getattr(owner, name))  # so that it comes back
+    forks.before(owner, name, action)
+
+
 def interrupt_training(monkeypatch: MonkeyPatch, *, at: int) -> list[int]:
     """Have this process sent SIGINT at an update, counted from 1; returns the numbers of all that are made."""
-    update, made = Learner.update, list[int]()
+    made = list[int]()
 
-    def counted(self: Learner) -> Any:
+    def count(_: Learner) -> None:
         made.append(len(made) + 1)
         if made[-1] == at:
             os.kill(os.getpid(), signal.SIGINT)
-        return update(self)
 
-    monkeypatch.setattr(Learner, "update", counted)
+    before(monkeypatch, Learner, "update", count)
     return made
 
 

@@ -13,6 +13,7 @@ import wave
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -96,9 +97,8 @@ def test_the_unigram_is_scored_on_what_was_scored(place: Path) -> None:
     tokens = own_tokens(run, split="test")
     counts = np.bincount(tokens.read(0, start=0, stop=tokens.lengths[0]), minlength=256)
     one = Evaluation(tokens.names[:1], np.ones(1), np.ones(1), "utterance")
-    assert unigram_nats(run, tokens, one) == unigram_nll(
-        read_dataset(place / "data").open_split("train").counts, counts
-    )
+    train = read_dataset(place / "data").open_split("train")
+    assert unigram_nats(run, tokens, one) == unigram_nll(train.counts, counts)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -519,13 +519,8 @@ def test_two_processes_do_what_one_does(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
 def test_scoring_is_shared_among_processes(verb: str, place: Path, monkeypatch: MonkeyPatch) -> None:
     """Those of the job, of which torchrun starts several; that each scores its share is tested with the evaluator."""
-    ours, seen, score = World(), [], domain.score
-
-    def scored(*arguments: Any, world: World, **options: Any) -> Any:
-        seen.append(world)
-        return score(*arguments, world=world, **options)
-
+    ours, score = World(), Mock(side_effect=domain.score)
     monkeypatch.setattr(f"waveform.verbs.{verb}.job", lambda **_: nullcontext(ours))
-    monkeypatch.setattr(domain, "score", scored)
+    monkeypatch.setattr(domain, "score", score)
     cli(verb, place / "wavenet")
-    assert seen and all(world is ours for world in seen)
+    assert score.called and all(call.kwargs["world"] is ours for call in score.call_args_list)

@@ -1,7 +1,6 @@
 """Attention by head and the four terms of the score, against softmaxes written out query by query."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,11 +10,12 @@ import torch
 
 from tests import laws
 from tests.analyses.conftest import QUIET, run_of, text_and_inputs
+from tests.calling import before
+from tests.engine.training import MakeTokens
 from tests.references import compressive_transformer as naive
 from waveform.analyses import heads
 from waveform.analyses.heads import attention_by_head
 from waveform.analyses.layers import in_buckets, whole_pieces
-from waveform.engine.token_set import TokenSet
 
 CASES = [
     laws.Case("compressive_transformer", name)
@@ -44,7 +44,7 @@ def written_out(layer: Any, config: Any, query: Any, seen: list[Any]) -> dict[st
 @pytest.mark.parametrize("most_weights", [1, 2**24], ids=["one-row", "all-rows"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_written_out_softmaxes(
-    case: laws.Case, most_weights: int, token_set: Callable[..., TokenSet], monkeypatch: pytest.MonkeyPatch
+    case: laws.Case, most_weights: int, token_set: MakeTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = token_set([90])
     model = case.build()
@@ -57,18 +57,16 @@ def test_equals_written_out_softmaxes(
     assert figures["num_windows"] == len(order) >= 2
 
     calls: list[tuple[int, np.ndarray, np.ndarray, dict[str, np.ndarray]]] = []
-    attend = naive._attend
 
-    def spy(layer: Any, config: Any, query: Any, memory: Any, seen: list[Any]) -> Any:
+    def note(layer: Any, config: Any, query: Any, memory: Any, seen: list[Any]) -> None:
         if query.time >= lead:
             slots = memory.compressed + memory.memory + seen
             place = next(i for i, other in enumerate(model.layers) if other is layer)
             regions = np.repeat(list(REGIONS), [len(memory.compressed), len(memory.memory), len(seen)])
             back = query.time - np.array([slot.time for slot in slots])
             calls.append((place, regions, back, written_out(layer, config, query, slots)))
-        return attend(layer, config, query, memory, seen)
 
-    monkeypatch.setattr(naive, "_attend", spy)
+    before(monkeypatch, naive, "_attend", note)
     for index in order:
         naive.run(model, config, text_and_inputs(pieces, index, start=0, stop=lead + window)[1])
     num_queries = len(order) * window
@@ -107,7 +105,7 @@ def test_equals_written_out_softmaxes(
     np.testing.assert_allclose(widest[0]["weight"], in_buckets(rows, num_buckets=min(num_slots, 7)), atol=1e-6)
 
 
-def test_a_head_that_looks_one_step_back_is_seen_to(token_set: Callable[..., TokenSet]) -> None:
+def test_a_head_that_looks_one_step_back_is_seen_to(token_set: MakeTokens) -> None:
     """By construction: v alone decides, and it prefers distance 1; the terms with a query are flat."""
     case = laws.Case("transformer_xl", "pre")
     run = run_of(case.build(), window=case.window)
@@ -125,7 +123,7 @@ def test_a_head_that_looks_one_step_back_is_seen_to(token_set: Callable[..., Tok
     np.testing.assert_allclose(figures["terms"]["d"]["weight"], weight)
 
 
-def test_a_model_without_attention_says_so(token_set: Callable[..., TokenSet]) -> None:
+def test_a_model_without_attention_says_so(token_set: MakeTokens) -> None:
     wavenet = run_of(laws.Case("wavenet", "classic").build(), window=4)
     figures = attention_by_head(wavenet, token_set([90]), max_tokens=90, **QUIET)
     assert figures == {"absent": "the model has no attention"}

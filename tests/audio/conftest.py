@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.calling import before
 from waveform.audio.corpus import groups, workers
 
 
@@ -41,14 +42,13 @@ def corpus_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], Any], *, after: int) -> None:
     """Call what prepares, and interrupt it when it has prepared so many groups."""
-    real, calls = workers.prepare_group, []
+    calls = []
 
-    def interrupted(group: groups.Group, **folders: Path) -> groups.Records:
+    def count(group: groups.Group, **_: Path) -> None:
         calls.append(group)
         if len(calls) > after:
             raise KeyboardInterrupt
-        return real(group, **folders)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(workers, "prepare_group", interrupted)
+        before(patch, workers, "prepare_group", count)
         prepare()

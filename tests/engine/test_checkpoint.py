@@ -6,10 +6,13 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
+from tests.calling import Capsys, before
 from tests.engine.conftest import write_tokens
 from tests.engine.training import MakeTokens, small_trainer
 from tests.laws import CONFIGS
@@ -20,7 +23,6 @@ from waveform.system.errors import UserError
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of such a run."""
     folder = tmp_path_factory.mktemp("finished")
     tokens = write_tokens(folder / "tokens", [60, 45])
     small_trainer("compressive_transformer", tokens, folder / "run", max_steps=6, checkpoint_every=2).run()
@@ -29,7 +31,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
@@ -47,9 +48,7 @@ FILES = ["model.safetensors", "optimiser.safetensors", "rank_0.safetensors", "pr
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
-def test_damage_falls_back_to_the_checkpoint_before(
-    run: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
-) -> None:
+def test_damage_falls_back_to_the_checkpoint_before(run: Path, capsys: Capsys, name: str, damage: str) -> None:
     path = run / "checkpoints" / "step_00000006" / name
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
@@ -65,21 +64,17 @@ def test_damage_falls_back_to_the_checkpoint_before(
         checkpoint.newest(run)
 
 
-def test_a_renamed_one_does_not_count(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_renamed_one_does_not_count(run: Path, capsys: Capsys) -> None:
     (run / "checkpoints" / "step_00000006").rename(run / "checkpoints" / "step_00000009")
     assert checkpoint.newest(run).step == 4
     assert "it is of step 6" in capsys.readouterr().err
 
 
 def test_one_that_training_removes_while_it_is_found_does_not_count(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: MonkeyPatch, capsys: Capsys
 ) -> None:
-    def read(path: Path) -> object:
-        shutil.rmtree(run / "checkpoints" / "step_00000006", ignore_errors=True)
-        return read_json(path)
-
-    read_json = checkpoint._read_json
-    monkeypatch.setattr(checkpoint, "_read_json", read)
+    newest = run / "checkpoints" / "step_00000006"
+    before(monkeypatch, checkpoint, "_read_json", lambda path: shutil.rmtree(newest, ignore_errors=True))
     assert checkpoint.newest(run).step == 4 and capsys.readouterr().err == ""
 
 
@@ -104,12 +99,9 @@ def test_leftover_of_a_killed_save_is_cleared(run: Path) -> None:
     assert checkpoint.newest(run).step == 8
 
 
-def test_failed_save_keeps_the_others(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
+def test_failed_save_keeps_the_others(run: Path, monkeypatch: MonkeyPatch) -> None:
     trainer = resumed(run)
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", Mock(side_effect=OSError(28, "No space left on device")))
     trainer.learner.step = 8
     with pytest.raises(UserError, match="disk is full"):
         trainer.save()

@@ -6,11 +6,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests import laws
+from tests.calling import Capsys
 from waveform.engine import cuda_graph, interface
 from waveform.engine.cuda_graph import CudaGraphLoop, DeviceDecoder
 from waveform.engine.drawing import DrawConfig
@@ -75,7 +77,7 @@ def steppers(case: laws.Case, tokens_before: int = 0) -> list[DeviceDecoder]:
 
 
 @every_case
-def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_equal_single_steps(case: laws.Case, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)  # windows are of a few steps
     monkeypatch.setattr(cuda_graph, "capture_cuda_graph", capture_operations)
     config = DrawConfig(temperature=0.9, top_k=20, top_p=0.95) if case is laws.CASES[0] else DrawConfig()
@@ -91,7 +93,7 @@ def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyP
                 tokens = drawn[-1]
 
 
-def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_have_several_steps_within_a_window(monkeypatch: MonkeyPatch) -> None:
     """With a window longer than a graph, most tokens come from graphs of many steps."""
     monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)
     case = laws.Case("compressive_transformer", "conv")
@@ -111,15 +113,11 @@ def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPat
     assert max(replay.call_count for replay in replays) >= (200 // case.window - 1) * per_window
 
 
-def test_if_capture_fails_single_steps_go_on_with_a_warning(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: Capsys, monkeypatch: MonkeyPatch) -> None:
     first, second = steppers(laws.CASES[0])
 
-    def refuse(work: Callable[[], None]) -> Callable[[], None]:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
-
-    monkeypatch.setattr(cuda_graph, "capture_cuda_graph", refuse)
+    refusal = RuntimeError("operation not permitted when stream is capturing\nmore")
+    monkeypatch.setattr(cuda_graph, "capture_cuda_graph", Mock(side_effect=refusal))
     uniform = torch.rand(40, B)
     drawn = graph_loop(second, DrawConfig()).draw(BEGIN, uniform)
     assert torch.equal(drawn, Decoder.draw(first, BEGIN, uniform, DrawConfig()))

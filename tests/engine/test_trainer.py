@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from tests import laws
+from tests.calling import before
 from tests.engine.training import MakeTokens, small_learner, small_trainer
 from waveform.engine import learner as learner_module
 from waveform.engine import token_learner
@@ -85,28 +87,23 @@ def test_law_7_exact_resume(name: str, mode: str, tokens: TokenSet, tmp_path: Pa
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_law_7_exact_resume_in_compiled_kernels(
-    dropout: float, tokens: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dropout: float, tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """A small model, whose layers run in kernels, with two threads."""
-    threads, compiled = [], layers_op.layers_in_kernels
-
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        threads.append(kernel_threads())
-        return compiled(*args, **kwargs)
-
-    monkeypatch.setattr(layers_op, "layers_in_kernels", counting)
-    fields, before = {**IN_KERNELS, "dropout": dropout}, torch.get_num_threads()
+    threads: list[int] = []
+    before(monkeypatch, layers_op, "layers_in_kernels", lambda *_, **__: threads.append(kernel_threads()))
+    fields, num_threads = {**IN_KERNELS, "dropout": dropout}, torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         assert_exact_resume("compressive_transformer", tokens, tmp_path, fields=fields, chunk=16)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
     assert set(threads) == {2}
 
 
 @pytest.mark.parametrize("option", [{"checkpoint_activations": True}, {"unroll": 2}])
 def test_layers_that_run_by_torch_have_its_threads(
-    option: dict[str, Any], tokens: TokenSet, monkeypatch: pytest.MonkeyPatch
+    option: dict[str, Any], tokens: TokenSet, monkeypatch: MonkeyPatch
 ) -> None:
     """Of a model for which there are kernels, with settings that leave all or most of its windows to torch."""
     threads: list[int] = []
@@ -271,9 +268,7 @@ def test_half_loss_learns_from_the_last_half_of_each_window(token_set: MakeToken
     torch.testing.assert_close(found, gradients(learner))
 
 
-def test_what_a_step_waited_is_logged_after_a_stop(
-    tokens: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_step_waited_is_logged_after_a_stop(tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Half a second each; records come every two steps."""
     waited = itertools.count()
     monkeypatch.setattr(learner_module, "waited_s", lambda: next(waited) / 2)
@@ -338,20 +333,19 @@ def evaluated_steps(run_dir: Path) -> list[int]:
 @pytest.mark.parametrize("checkpoint_every", [1, 1000])
 @pytest.mark.parametrize("during", ["evaluate", "score_window"])
 def test_an_evaluation_by_the_clock_that_a_stop_interrupts_is_not_lost(
-    during: str, checkpoint_every: int, tokens: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    during: str, checkpoint_every: int, tokens: TokenSet, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """Whether the signal comes in it or in the step before, and whether that step is saved already."""
     stopped = by_the_clock(tokens, tmp_path, checkpoint_every=checkpoint_every)
-    work, due = getattr(token_learner, during), {"evaluate": [5], "score_window": [4]}[during]
+    due = {"evaluate": [5], "score_window": [4]}[during]
 
-    def interrupting(*args: Any, **options: Any) -> Any:
+    def interrupt(*_: Any, **__: Any) -> None:
         if due == [stopped.learner.step]:
             due.clear()  # a second signal would end the process
             os.kill(os.getpid(), signal.SIGTERM)
-        return work(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(token_learner, during, interrupting)
+        before(patch, token_learner, during, interrupt)
         assert stopped.run().step == 5
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert evaluated_steps(tmp_path) == [3]

@@ -10,7 +10,7 @@ import pytest
 from pytest import MonkeyPatch
 
 from tests import laws
-from tests.calling import interrupt_training
+from tests.calling import before, interrupt_training
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_learner, small_trainer
 from waveform.engine import checkpoint, learner, turns
@@ -57,13 +57,7 @@ def order(monkeypatch: MonkeyPatch) -> list[str]:
     clock = itertools.count()
     monkeypatch.setattr(learner.time, "perf_counter", lambda: next(clock) * STEP_S)
     made: list[str] = []
-    update = Learner.update
-
-    def noting(self: Learner) -> Any:
-        made.append(type(self.model).__name__)
-        return update(self)
-
-    monkeypatch.setattr(Learner, "update", noting)
+    before(monkeypatch, Learner, "update", lambda self: made.append(type(self.model).__name__))
     return made
 
 
@@ -156,13 +150,7 @@ def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
 ) -> None:
     monkeypatch.setattr(turns, "SAVE_EVERY_S", 6 * STEP_S)
     steps: list[int] = []
-    save = Trainer.save
-
-    def noting(self: Trainer) -> None:
-        steps.append(self.learner.step)
-        save(self)
-
-    monkeypatch.setattr(Trainer, "save", noting)
+    before(monkeypatch, Trainer, "save", lambda self: steps.append(self.learner.step))
     train_in_turn(open_trainers(tmp_path, tokens, **A_SECOND), slice_s=2 * STEP_S)
     assert sorted(steps) == [6] * 3 + [12] * 3 + [16] * 3
 
@@ -175,14 +163,12 @@ def test_if_one_diverges_the_others_continue_from_their_last_save(
     monkeypatch.setattr(turns, "SAVE_EVERY_S", STEP_S)
     trainers = open_trainers(tmp_path, tokens)
     diverging = trainers["transformer_xl"].learner
-    update = diverging.update
 
-    def poisoned() -> Any:
+    def poison() -> None:
         if diverging.step == 3:
             next(iter(diverging.module.parameters())).data.fill_(math.nan)
-        return update()
 
-    diverging.update = poisoned
+    before(monkeypatch, diverging, "update", poison)
     with pytest.raises(Diverged, match="not finite at step 3"):
         train_in_turn(trainers, slice_s=0.0)
     name = "compressive_transformer"

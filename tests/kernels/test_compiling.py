@@ -11,7 +11,9 @@ import numba
 import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
+from pytest import MonkeyPatch
 
+from tests.calling import before
 from waveform.kernels import vectors
 from waveform.kernels.compiling import keep_apart, kernel
 
@@ -26,17 +28,15 @@ def _after_next(x):
     return _next(_next(x))
 
 
-def test_what_only_kernels_call_is_compiled_only_within_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, optimise = [], JITCodeLibrary._optimize_final_module
-    monkeypatch.setattr(
-        JITCodeLibrary, "_optimize_final_module", lambda library: compiled.append(library.name) or optimise(library)
-    )
+def test_what_only_kernels_call_is_compiled_only_within_them(monkeypatch: MonkeyPatch) -> None:
+    compiled: list[str] = []
+    before(monkeypatch, JITCodeLibrary, "_optimize_final_module", lambda library: compiled.append(library.name))
     entry = numba.njit(lambda x: _after_next(x) + _next(x))
     assert entry(3) == 15 + 7
     assert compiled and not {"_next", "_after_next"} & set(compiled)
 
 
-def test_no_folder_for_compiled_code_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_for_compiled_code_is_needed(monkeypatch: MonkeyPatch) -> None:
     """If numba cannot keep compiled code (here: of a module without a file), it compiles again, without a warning."""
     typed = ModuleType("typed")
     monkeypatch.setitem(sys.modules, "typed", typed)
@@ -45,9 +45,7 @@ def test_no_folder_for_compiled_code_is_needed(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("changed", ["kernel", "constant", "instruction"])
-def test_what_a_kernel_is_made_of_is_compiled_again(
-    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_kernel_is_made_of_is_compiled_again(changed: str, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """What was compiled before is kept under another name: numba would find it by the file of the entry alone."""
     monkeypatch.syspath_prepend(tmp_path)
     package, entry = tmp_path / "some_kernels", tmp_path / "some_entry.py"
@@ -76,18 +74,12 @@ def test_what_a_kernel_is_made_of_is_compiled_again(
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_variants_that_two_processes_compile_at_once_are_kept_apart(
-    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    apart: bool, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     ours, theirs = (IndexDataCacheFile(str(tmp_path), "kernel.py311", "stamp") for _ in range(2))
     for cache_file in (ours, theirs) if apart else ():
         keep_apart(cache_file)
-    save_data = ours._save_data
-
-    def save_late(name: str, data: str) -> None:
-        theirs.save("int8", "their code")
-        save_data(name, data)
-
-    monkeypatch.setattr(ours, "_save_data", save_late)
+    before(monkeypatch, ours, "_save_data", lambda *_: theirs.save("int8", "their code"))
     monkeypatch.setattr(theirs, "_load_index", dict)  # it was read before ours was written
     ours.save("float32", "our code")
     found = IndexDataCacheFile(str(tmp_path), "kernel.py311", "stamp").load("int8")

@@ -14,7 +14,7 @@ import yaml
 from pytest import MonkeyPatch
 
 import waveform
-from tests.calling import Capsys, cli, config_of, figures_of, mistake
+from tests.calling import Capsys, before, cli, config_of, figures_of, mistake
 from tests.content import content
 from tests.faults.hostile_runs import edit_config
 from tests.faults.small_runs import SETTINGS
@@ -229,13 +229,9 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path) -> Non
 def test_if_training_removes_a_checkpoint_that_is_being_read_another_is_read(
     command: str, owner: object, reads: str, text: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    run, original = shutil.copytree(text / "run", tmp_path / "run"), getattr(owner, reads)
-
-    def removed_first(*arguments: Any, **options: Any) -> Any:
-        shutil.rmtree(run / "checkpoints" / "step_00000004", ignore_errors=True)
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(owner, reads, removed_first)
+    run = shutil.copytree(text / "run", tmp_path / "run")
+    newest = run / "checkpoints" / "step_00000004"
+    before(monkeypatch, owner, reads, lambda *_, **__: shutil.rmtree(newest, ignore_errors=True))
     for name, place in {"RUN": run, "DATA": text / "data", "PLACE": tmp_path}.items():
         command = command.replace(name, str(place))
     recipes.run(*command.split())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -151,15 +152,11 @@ def test_nothing_is_drawn_that_is_louder_than_what_was_heard(run_dir: Path) -> N
 
 
 def test_what_training_shows_is_not_louder_either(run_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    drawn = []
-
-    def sample_tokens(*_: Any, config: SamplingConfig, **__: Any) -> None:
-        drawn.append(config.classes)
-        raise Stopped
-
+    sample_tokens = Mock(side_effect=Stopped)
     monkeypatch.setattr("waveform.speech.domain.sample_tokens", sample_tokens)
     cli("train", run_dir.parent / "audio", tmp_path / "run", *settings("wavenet"), "train.max_steps=1")
-    assert [list(classes) for classes in drawn] == [load(run_dir).config["dataset"]["token_range"]]
+    sample_tokens.assert_called_once()
+    assert list(sample_tokens.call_args.kwargs["config"].classes) == load(run_dir).config["dataset"]["token_range"]
 
 
 def test_a_pipe_may_have_no_end(run_dir: Path, capsys: Capsys) -> None:

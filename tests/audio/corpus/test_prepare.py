@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import soundfile
 from pytest import MonkeyPatch
 
 from tests.audio.conftest import interrupt, write_audio
-from tests.calling import Capsys
+from tests.calling import Capsys, before
 from tests.content import content
 from tests.faults import forks
 from waveform.audio.audio_format import AudioFormat
@@ -24,7 +25,7 @@ from waveform.audio.corpus.scan import scan_folder
 from waveform.audio.corpus.splits import SPLITS, SplitConfig
 from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.demo_speech import demo_speech_dir
-from waveform.audio.files import AudioFile, read_audio
+from waveform.audio.files import read_audio
 from waveform.engine.dataset import Dataset
 from waveform.engine.shards import Shard
 from waveform.engine.token_set import TokenSet
@@ -48,7 +49,7 @@ def assert_is_audio(tokens: TokenSet, name: str, audio_dir: Path) -> None:
 def decoded(monkeypatch: MonkeyPatch) -> list[str]:
     """The names of the files that are decoded, in order."""
     names: list[str] = []
-    monkeypatch.setattr(groups, "AudioFile", lambda path: names.append(Path(path).name) or AudioFile(path))
+    before(monkeypatch, groups, "AudioFile", lambda path: names.append(Path(path).name))
     return names
 
 
@@ -145,31 +146,24 @@ def test_nothing_is_done_twice(
 
 def test_a_file_on_which_decoding_dies_once_is_used(corpus_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Something else may have killed the process; if it dies again, the file is refused (faults/hostile_audio)."""
-    tried: list[Path] = []
-
-    def dies_once(path: Path) -> groups.AudioFile:
-        tried.append(path)
-        if len(tried) == 1:
-            raise DecodingProcessDied(path, "it was killed")
-        return AudioFile(path)
-
-    monkeypatch.setattr(groups, "AudioFile", dies_once)
+    dies_once = Mock(side_effect=[DecodingProcessDied("a.wav", "it was killed"), *[None] * 12])
+    before(monkeypatch, groups, "AudioFile", dies_once)
     dataset = _prepare(corpus_dir, tmp_path / "data")
-    assert len(tried) == 13 and not any("refused" in record for record in dataset.sources["files"].values())
+    assert dies_once.call_count == 13 and not any("refused" in record for record in dataset.sources["files"].values())
 
 
 def test_a_file_on_which_decoding_died_is_tried_again(
     corpus_dir: Path, tmp_path: Path, decoded: list[str], monkeypatch: MonkeyPatch
 ) -> None:
-    def dies(path: Path) -> groups.AudioFile:
+    def die(path: Path) -> None:
         if path.name == "clip3.wav":
             raise DecodingProcessDied(path, "it was killed")
-        return AudioFile(path)
 
     (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
     with monkeypatch.context() as patch:
-        patch.setattr(groups, "AudioFile", dies)
+        before(patch, groups, "AudioFile", die)
         records = _prepare(corpus_dir, tmp_path / "data").sources["files"]
+    decoded.clear()
     assert {path for path in records if "refused" in records[path]} == {"train/bad.wav", "train/clip3.wav"}
     dataset = _prepare(corpus_dir, tmp_path / "data")
     assert decoded == ["clip3.wav"] and "train/clip3.wav" in dataset.open_split("train").names
