@@ -1,19 +1,17 @@
 """NLL over the course of an utterance, against the NLL of whole utterances that are read in one call."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from tests import laws
 from tests.analyses.conftest import nll_of, run_of
+from tests.engine.training import MakeTokens
 from waveform.analyses.by_place import NllByPlace, nll_by_place
-from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: Callable[..., TokenSet]) -> None:
+def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: MakeTokens) -> None:
     case = laws.Case(name, next(iter(laws.CONFIGS[name])))
     model = case.build()
     lengths = [50, 7, 23, 40]
@@ -27,7 +25,7 @@ def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: Call
         np.testing.assert_allclose(found.nats[i], [part.sum() for part in parts], rtol=1e-6)
 
 
-def test_the_longest_that_fit_are_read(token_set: Callable[..., TokenSet]) -> None:
+def test_the_longest_that_fit_are_read(token_set: MakeTokens) -> None:
     run = run_of(laws.Case("wavenet", "classic").build(), window=4)
     for most, expected in ((45, [0, 30, 0, 12]), (29, [0, 0, 0, 12]), (5, [0, 0, 0, 12])):
         found = nll_by_place(run, token_set([50, 30, 50, 12]), first=8, max_tokens=most, world=World())

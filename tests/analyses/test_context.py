@@ -1,17 +1,15 @@
 """Effective context: a group of models whose losses are known, and losses with limited context of real models."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 from tests import laws
 from tests.analyses.conftest import nll_of, run_of
+from tests.engine.training import MakeTokens
 from waveform.analyses.context import ContextGrid, context_grid, effective_context, losses_by_context, relative_gain
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
-from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
 from waveform.system.progress import Progress
 
@@ -51,7 +49,7 @@ def test_gain_is_relative_to_the_groups_best() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_losses_see_their_context_and_no_more(name: str, token_set: Callable[..., TokenSet]) -> None:
+def test_losses_see_their_context_and_no_more(name: str, token_set: MakeTokens) -> None:
     case = laws.Case(name, next(iter(laws.CONFIGS[name])))
     model = case.build()
     tokens = token_set([60, 80])
@@ -65,7 +63,7 @@ def test_losses_see_their_context_and_no_more(name: str, token_set: Callable[...
             np.testing.assert_allclose(losses[j, 2 * b : 2 * b + 2], expected[length:], rtol=1e-6)
 
 
-def test_grid_keeps_to_its_budget(token_set: Callable[..., TokenSet]) -> None:
+def test_grid_keeps_to_its_budget(token_set: MakeTokens) -> None:
     tokens = token_set([400, 900, 30])
     grid = context_grid(tokens, step=8, longest=64, max_tokens=4000)
     assert isinstance(grid, ContextGrid)
@@ -93,7 +91,7 @@ def test_state_reuse_is_measured(name: str) -> None:
     assert "absent" in state_reuse_speed(torch.nn.Identity(), vocab_size=3, window=4, device=CPU)
 
 
-def test_a_model_without_memory_reads_the_last_window_of_its_context(token_set: Callable[..., TokenSet]) -> None:
+def test_a_model_without_memory_reads_the_last_window_of_its_context(token_set: MakeTokens) -> None:
     """A position at the start of a window would have no context at all, however long the one that is asked for."""
     fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 8, "memory": 0, "position": "absolute"}
     torch.manual_seed(0)

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor
 
 from tests import laws
-from tests.engine.training import MakeTokens, small_model
+from tests.engine.training import MakeTokens, small_model, utterances_of
 from waveform.engine import evaluator
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, evaluate
@@ -23,13 +24,9 @@ LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 
 
 @pytest.fixture(autouse=True)
-def three_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def three_rows(monkeypatch: MonkeyPatch) -> None:
     """Fewer rows than utterances."""
     monkeypatch.setattr(evaluator, "fast_rows", lambda *arguments, **options: 3)
-
-
-def utterances_of(tokens: TokenSet) -> list[Tensor]:
-    return [torch.from_numpy(tokens.read(i, start=0, stop=10**6).astype(np.int64)) for i in range(len(tokens))]
 
 
 def nll(model: Any, *parts: Tensor) -> Tensor:
@@ -44,7 +41,7 @@ def nll(model: Any, *parts: Tensor) -> Tensor:
 def test_equals_scoring_each_utterance_alone(name: str, protocol: str, tokens: TokenSet) -> None:
     model, window = small_model(name)
     chunk = 3 * window
-    cut = [whole.split(chunk if protocol == "chunk" else len(whole)) for whole in utterances_of(tokens)]
+    cut = [torch.tensor(u).split(chunk if protocol == "chunk" else len(u)) for u in utterances_of(tokens)]
     expected = [sum(float(nll(model, part).sum()) for part in parts) for parts in cut]
     result = evaluate(model, tokens, EvaluateConfig(window=window, protocol=protocol, chunk=chunk))
     # The head's cross-entropy may be fp32 or better; sums are fp64.
@@ -60,7 +57,7 @@ def test_carried_state_never_resets(name: str, tokens: TokenSet) -> None:
     model, window = small_model(name)
     config = EvaluateConfig(window=window, protocol="carry")
     result = evaluate(model, tokens, config)
-    expected = [float(part.sum()) for part in nll(model, *utterances_of(tokens)).split(LENGTHS)]
+    expected = [float(part.sum()) for part in nll(model, *map(torch.tensor, utterances_of(tokens))).split(LENGTHS)]
     np.testing.assert_allclose(result.nats, expected, rtol=1e-6)
     assert result.counts.tolist() == LENGTHS and result.protocol == "carry"
     alone = evaluate(model, tokens, replace(config, protocol="utterance"))
@@ -69,7 +66,7 @@ def test_carried_state_never_resets(name: str, tokens: TokenSet) -> None:
     np.testing.assert_allclose(still.nats, result.nats, rtol=1e-9)
 
 
-def test_one_stream_is_scored_by_the_first_process(tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_stream_is_scored_by_the_first_process(tokens: TokenSet, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(World, "sum_", lambda world, tensor: tensor)
     model, _ = small_model("wavenet")
     config = EvaluateConfig(window=4, protocol="carry", max_tokens=99)
@@ -80,9 +77,7 @@ def test_one_stream_is_scored_by_the_first_process(tokens: TokenSet, monkeypatch
 
 
 @pytest.mark.parametrize("protocol", ["utterance", "carry"])
-def test_progress_counts_what_all_processes_score(
-    protocol: str, tokens: TokenSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_counts_what_all_processes_score(protocol: str, tokens: TokenSet, monkeypatch: MonkeyPatch) -> None:
     """The first one shows it; the others' shares take about as long."""
     monkeypatch.setattr(World, "sum_", lambda world, tensor: tensor)
     model, _ = small_model("wavenet")
@@ -121,7 +116,7 @@ def test_sums_by_class_split_the_whole(tokens: TokenSet) -> None:
     classes = torch.tensor([0, 2, 1] * 4)[: laws.VOCAB_SIZE]
     result = evaluate(model, tokens, EvaluateConfig(window=4), classes=classes)
     expected = np.zeros(3)
-    for whole in utterances_of(tokens):
+    for whole in map(torch.tensor, utterances_of(tokens)):
         np.add.at(expected, classes[whole].numpy(), nll(model, whole).numpy())
     np.testing.assert_allclose(result.class_nats, expected, rtol=1e-6)
     assert result.class_counts.tolist() == [int(tokens.counts[classes.numpy() == c].sum()) for c in range(3)]
@@ -134,7 +129,7 @@ def test_a_cut_set_scores_every_token_once(tokens: TokenSet) -> None:
     pieces = tokens.cut(9)
     assert max(pieces.lengths) == 9 and pieces.num_tokens == tokens.num_tokens
     assert pieces.names[:3] == ["utterance_000#000000", "utterance_000#000001", "utterance_001"]
-    assert np.array_equal(*(torch.cat(utterances_of(each)) for each in (tokens, pieces)))
+    assert np.array_equal(*(np.concatenate(utterances_of(each)) for each in (tokens, pieces)))
     cut = evaluate(model, pieces, EvaluateConfig(window=3))
     # Resets every 9 tokens are what the protocol `chunk` does too.
     whole = evaluate(model, tokens, EvaluateConfig(window=3, protocol="chunk", chunk=9))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.engine.training import utterances_of
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
@@ -43,14 +44,13 @@ def test_any_utterances_come_back(
     tokens = TokenSet([shard], vocab_size=vocab_size)
     whole = {name: [token for part in parts for token in part] for name, parts in utterances.items()}
     expected = {name: content for name, content in sorted(whole.items()) if content}
-    read = {name: tokens.read(i, start=0, stop=10**9).tolist() for i, name in enumerate(tokens.names)}
-    assert read == expected and tokens.lengths == [len(content) for content in expected.values()]
+    assert dict(zip(tokens.names, utterances_of(tokens), strict=True)) == expected
+    assert tokens.lengths == [len(content) for content in expected.values()]
     every = [token for content in expected.values() for token in content]
     assert tokens.num_tokens == len(every)
     assert tokens.counts.tolist() == np.bincount(np.array(every, dtype=int), minlength=vocab_size).tolist()
     pieces = tokens.cut(length)
-    joined = [token for i in range(len(pieces)) for token in pieces.read(i, start=0, stop=10**9).tolist()]
-    assert joined == every
+    assert [token for piece in utterances_of(pieces) for token in piece] == every
     assert all(n <= length for n in pieces.lengths)
 
 

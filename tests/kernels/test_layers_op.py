@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor
 
 from tests import laws
@@ -56,7 +57,7 @@ _CUTS = {
 
 
 @pytest.fixture(name="compiled")
-def mocked_kernels(monkeypatch: pytest.MonkeyPatch) -> Mock:
+def mocked_kernels(monkeypatch: MonkeyPatch) -> Mock:
     """The compiled layers, whose calls are counted."""
     compiled = Mock(side_effect=layers_op.layers_in_kernels)
     monkeypatch.setattr(layers_op, "layers_in_kernels", compiled)
@@ -90,7 +91,7 @@ def run(model: CompressiveTransformer, lengths: list[int]) -> dict[str, Tensor]:
 
 
 def run_by_torch(model: CompressiveTransformer, lengths: list[int]) -> dict[str, Tensor]:
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(CompressiveTransformer, "_takes_kernels", lambda *_: False)
         return run(model, lengths)
 
@@ -121,7 +122,7 @@ def test_equal_to_torch(variant: str, cut: str, compiled: Mock) -> None:
 
 
 @pytest.mark.parametrize("variant", ["conv", "nothing compressed"])
-def test_threads_change_no_output_and_gradients_by_rounding(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_change_no_output_and_gradients_by_rounding(variant: str, monkeypatch: MonkeyPatch) -> None:
     model, found = make_model(**_VARIANTS[variant]), []
     for threads in (1, 2, 3):
         monkeypatch.setattr("waveform.kernels.layers_op.kernel_threads", lambda threads=threads: threads)
@@ -157,9 +158,7 @@ class Halved(Convolution):
         return super().forward(slots_BnD, usage_Bn) / 2
 
 
-def test_what_inherits_from_the_convolution_compresses_in_its_own_way(
-    compiled: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_inherits_from_the_convolution_compresses_in_its_own_way(compiled: Mock, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(compression.FUNCTIONS, "halved", Halved)
     model = make_model(compression="halved")
     expected = run_by_torch(model, [_WINDOW] * 7)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tests.calling import Capsys, cli, config_of, mistake
 from tests.faults.small_runs import SETTINGS, write_audio
 from tests.recipes.calling import run as recipes
+from tests.runs.test_folder import CONFIG
 from waveform.engine.metrics import read_metrics
 from waveform.runs.origin import Origin, compose_from
 from waveform.speech.config import compose_config
@@ -167,13 +168,8 @@ def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_names_no_file_of_settings(tmp_path: Path) -> None:
-    config = """
-        model: {name: ../../elsewhere}
-        train: {chunk: 64, clip_norm: 0.1, aux_weight: 1, window: null, state: utterance}
-        dataset: {vocab_size: 256, path: /data, modality: {kind: audio}, checksums: {}}
-        origin: {run: other, step: 1, weights: abc, optimiser: false}
-    """
-    (tmp_path / "config.yaml").write_text(config)
+    origin = "origin: {run: other, step: 1, weights: abc, optimiser: false}\n"
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("name: wavenet", "name: ../../elsewhere") + origin)
     with pytest.raises(UserError, match=r"unknown model '../../elsewhere'"):
         compose_from(Origin(), tmp_path, (), compose=lambda overrides: pytest.fail("they were composed"))
 

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import soundfile
@@ -11,9 +10,8 @@ import torch
 from pytest import MonkeyPatch
 
 import waveform
+from tests.audio.corpus.test_catalogue import publish
 from tests.calling import Capsys, cli, figures_of, mistake
-from waveform.audio.corpus import catalogue
-from waveform.audio.corpus.catalogue import corpora
 from waveform.audio.corpus.published import find_published, published_rows
 from waveform.engine.dataset import read_dataset
 from waveform.engine.interface import shift_right
@@ -33,7 +31,7 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "sc09" / "validation_list.txt").write_text(NAMES[0])
     (place / "sc09" / "testing_list.txt").write_text("\n".join(NAMES[1:3]))
     with pytest.MonkeyPatch.context() as patched:
-        whole_of_six(patched)
+        publish(patched, "sc09", files={"": 6})
         cli("prepare", place / "sc09", place / "whole", "--corpus", "sc09")
     cli("prepare", place / "sc09", place / "part", "--corpus", "sc09", "--partial")
     for name in ("whole", "part"):
@@ -41,14 +39,8 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def whole_of_six(patched: MonkeyPatch) -> None:
-    """Let the published SC09 have six recordings."""
-    known = {**corpora(), "sc09": msgspec.structs.replace(corpora()["sc09"], files={"": 6})}
-    patched.setattr(catalogue, "corpora", lambda: known)
-
-
 def test_figures_of_others_stand_beside(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Capsys) -> None:
-    whole_of_six(monkeypatch)
+    publish(monkeypatch, "sc09", files={"": 6})
     (entry,) = figures_of(tmp_path / "f.json", "compare", place / "on_whole", "--published", "sc09")
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith("WaveNet (published)")]
@@ -66,14 +58,14 @@ def test_figures_of_others_stand_beside(place: Path, tmp_path: Path, monkeypatch
 
 
 def test_runs_of_other_chunks_are_scored_by_clip_too(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    whole_of_six(monkeypatch)
+    publish(monkeypatch, "sc09", files={"": 6})
     cli("train", place / "whole", tmp_path / "run", *SMALL, "data.labels=none", "train.state=chunk")
     entries = figures_of(tmp_path / "f.json", "compare", place / "on_whole", tmp_path / "run", "--published", "sc09")
     assert [entry["protocol"] for entry in entries] == ["clip", "clip"]
 
 
 def test_a_run_with_labels_is_refused(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    whole_of_six(monkeypatch)
+    publish(monkeypatch, "sc09", files={"": 6})
     cli("train", place / "whole", tmp_path / "labelled", *SMALL)
     assert waveform.load(tmp_path / "labelled").labels == ["two"]  # the training split has no other
     line = mistake(["compare", tmp_path / "labelled", "--published", "sc09"])

@@ -13,10 +13,9 @@ import soundfile
 from pytest import MonkeyPatch
 
 from tests.calling import Capsys, cli, figures_of, mistake, prepared_tones, settings
+from tests.engine.conftest import write_utterances
 from waveform.audio.audio_format import AudioFormat
 from waveform.cli import main
-from waveform.engine.shards import Shard, ShardWriter
-from waveform.engine.token_set import TokenSet
 from waveform.speech.report import ALONE, _recordings, _symptoms
 
 NAME = "<b>odd $name"
@@ -105,12 +104,9 @@ def test_a_recording_cannot_be_told_by_its_length(place: Path, tmp_path: Path) -
 
 def test_recordings_begin_with_speech(tmp_path: Path) -> None:
     silence, loud = (np.full(20_000, token, dtype=np.uint8) for token in (128, 255))
-    with ShardWriter(tmp_path / "a.shard", vocab_size=256) as writer:
-        writer.write("brief", [silence[:100]])
-        writer.write("long", [silence, loud])
-    tokens = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=256)
+    tokens = write_utterances(tmp_path / "a.shard", [silence[:100], np.append(silence, loud)], vocab_size=256)
     ((name, samples),) = _recordings(tokens, AudioFormat(), num=1, seconds=0.5)
-    assert name == "long" and len(samples) == 12_000
+    assert name == "utterance_001" and len(samples) == 12_000
     assert np.flatnonzero(samples > 0.5)[0] == 0.05 * 24_000
     fewer = _recordings(tokens, AudioFormat(), num=9, seconds=0.5)  # than asked for, and one that is shorter
     assert [len(samples) for _, samples in fewer] == [100, 12_000]
