@@ -169,16 +169,6 @@ def test_an_archive_with_its_optimiser_resumes(speech: Path, tmp_path: Path) -> 
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "copy" / name).read_bytes()
 
 
-def test_a_run_with_a_long_log_is_exported_so_that_it_can_be_read(
-    speech: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "_MAX_DEFLATED_BYTES", 8 * 4000)
-    run = shutil.copytree(speech / "run", tmp_path / "run")
-    (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes() * 99)
-    cli("export", run, tmp_path / "run.zip")
-    cli("sample", tmp_path / "run.zip", "--out", tmp_path / "s", "--seconds", "0.001")
-
-
 def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
     speech: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
