@@ -24,7 +24,7 @@ from waveform.models.heads import PredictionHead, SoftmaxHead
 from waveform.models.model_config import MAX_LAYERS, MAX_WIDTH, ModelConfig, Width
 from waveform.models.token_model import Inputs, TokenModel
 from waveform.system.errors import UserError
-from waveform.system.linear import Linear
+from waveform.system.linear_layers import Linear
 from waveform.system.rules import whole_number
 
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a typing mistake

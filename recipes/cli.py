@@ -87,7 +87,7 @@ VERBS = (
     Verb(
         "play",
         "let an agent play an episode, and draw it",
-        "recipes.reinforcement.episode:draw_episode",
+        "recipes.reinforcement.play:draw_episode",
         (
             RUN_DIR,
             path("--gif", "save it as an animated GIF", dest="gif_file", metavar="FILE.gif"),

@@ -14,13 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from recipes.continuations import tokenizer_of
 from recipes.corpora.catalogue import RECIPES, find_recipe, recipe_names
 from recipes.corpora.episodes import is_recall, read_distances
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
 from recipes.metrics import UNITS
 from recipes.plots import save_recall
 from recipes.text_figures import TextContents, format_table, metrics_of, scope_of, with_gain
+from recipes.verbs.sample import tokenizer_of
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
 from waveform.engine.token_set import TokenSet
@@ -90,7 +90,7 @@ class Text(TokenDomain):
 
     kind = "text"
     runs = "runs on text"
-    verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.continuations:sample"}
+    verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.verbs.sample:sample"}
     asked: ClassVar[Mapping[str, type[TextContents]]] = {"contents": TextContents}
     family = _TEXT
     load = staticmethod(load)

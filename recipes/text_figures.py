@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from recipes.continuations import NUCLEUS, Prefixes, continue_documents
 from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.episodes import is_recall, read_distances
 from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
+from recipes.verbs.sample import NUCLEUS, Prefixes, continue_documents
 from waveform.analyses.layers import DEFAULT_TOKENS
 from waveform.domain import Metrics
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset

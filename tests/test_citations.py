@@ -63,7 +63,7 @@ SECTIONS = {
     "waveform/conf/preset/speech_paper.yaml": "Rae et al. 2019, section 5.6:",
     "waveform/engine/train_config.py": "Rae et al. 2019, section 5)",
     "waveform/models/compression.py": "Rae et al. 2019, section 3.2)",
-    "recipes/continuations.py": "Rae et al. 2019, appendix E",
+    "recipes/verbs/sample.py": "Rae et al. 2019, appendix E",
     "waveform/models/attention.py": "Dai et al. 2019, section 3.3 and appendix B",
     "waveform/analyses/context.py": "Dai et al. 2019, section 4.3 and appendix C",
     "waveform/analyses/state_reuse.py": "Dai et al. 2019, section 4.5, Table 9",

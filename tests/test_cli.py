@@ -30,7 +30,7 @@ from waveform import domain
 from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.command.outcome import run_with_outcome
-from waveform.decoding.int8 import int8_cost, middles
+from waveform.decoding.int8_cost import int8_cost, middles
 from waveform.engine import token_learner
 from waveform.engine.dataset import read_dataset
 from waveform.engine.evaluator import Evaluation

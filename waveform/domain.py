@@ -22,11 +22,11 @@ from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
 from waveform.report_page.contents import ReportContents
 from waveform.runs.configured_model import num_parameters
+from waveform.runs.fine_tuning import Origin, compose_from
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, average_weights
-from waveform.runs.origin import Origin, compose_from
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
 from waveform.runs.settings import ConfigFamily
 from waveform.runs.sliding import evaluate_sliding

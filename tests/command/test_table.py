@@ -13,7 +13,7 @@ from pytest import MonkeyPatch
 
 import recipes.cli
 import waveform.cli
-from recipes.reinforcement.training import Agents
+from recipes.reinforcement.domain import Agents
 from recipes.text import Text
 from tests.calling import Capsys
 from waveform.command.arguments import overrides, setting

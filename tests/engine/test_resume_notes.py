@@ -14,8 +14,8 @@ from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.learner import Learner
 from waveform.engine.resume_notes import conditions, notes, settle_library
 from waveform.ranks.distributed import World
-from waveform.system import linear
-from waveform.system.linear import LIBRARIES
+from waveform.system import linear_layers
+from waveform.system.linear_layers import LIBRARIES
 
 SMALL = {"num_layers": 1, "num_heads": 1, "num_position_features": 4, "window": 8, "memory": 8, "compressed": 4}
 KERNELS = {**SMALL, "d_model": 16, "d_feedforward": 16}
@@ -60,8 +60,8 @@ def test_what_a_checkpoint_says_otherwise_is_noted(
 def fix_library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The last item says which library is the fastest."""
     fastest = ["torch"]
-    monkeypatch.setattr(linear, "fastest_library", lambda: fastest[-1])
-    monkeypatch.setattr(linear, "taken", None)
+    monkeypatch.setattr(linear_layers, "fastest_library", lambda: fastest[-1])
+    monkeypatch.setattr(linear_layers, "taken", None)
     return fastest
 
 
@@ -70,7 +70,7 @@ def test_takes_the_same_library_again_on_such_a_processor(elsewhere: bool, train
     fastest.append("onednn")
     learner, found = train(BY_TORCH)
     fastest.append("torch")
-    linear.taken = None
+    linear_layers.taken = None
     found.conditions["instructions"] = "NEON" if elsewhere else found.conditions["instructions"]
     settle_library(learner, found)
     assert len(notes(found, conditions(learner))) == (2 if elsewhere else 0)
@@ -83,4 +83,4 @@ def test_all_ranks_take_the_library_of_the_first(train: Train, monkeypatch: pyte
     learner.world = World(rank=1, size=2)
     monkeypatch.setattr(World, "largest", lambda world, *values: [max(value, 1) for value in values])
     settle_library(learner, None)
-    assert linear.taken == LIBRARIES[1]
+    assert linear_layers.taken == LIBRARIES[1]

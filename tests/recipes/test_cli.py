@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from recipes.continuations import _evenly_spaced
 from recipes.corpora.catalogue import RECIPES
 from recipes.corpora.tokenizers import detokenize, load_tokenizer
 from recipes.text import Text
+from recipes.verbs.sample import _evenly_spaced
 from recipes.verbs.sweep import save_plot, sweep
 from tests.content import content
 from tests.ranks.run_ranks import command_on_ranks

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.forks import wait_for
 from tests.report.conftest import SECONDS, page_of
-from waveform.analyses.by_place import NllByPlace
+from waveform.analyses.nll_by_place import NllByPlace
 from waveform.report_page.charts import learning_chart, place_chart
 from waveform.report_page.page import Page, Writing, render
 from waveform.report_page.ratings import rate

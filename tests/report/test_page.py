@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.report.conftest import page_of
-from waveform.analyses.by_place import NllByPlace
+from waveform.analyses.nll_by_place import NllByPlace
 from waveform.audio.audio_format import AudioFormat
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.page import Page, PlayerRow, Table, Writing, render, require_page, settings_tables, write_page

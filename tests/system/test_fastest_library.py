@@ -10,8 +10,8 @@ import torch
 from pytest import MonkeyPatch
 
 from tests.calling import Capsys
-from waveform.system import linear
-from waveform.system.linear import SETTING, fastest_library
+from waveform.system import linear_layers
+from waveform.system.linear_layers import SETTING, fastest_library
 
 Ask = Callable[[float], str]
 
@@ -20,14 +20,14 @@ Ask = Callable[[float], str]
 def make_ask(monkeypatch: MonkeyPatch, tmp_path: Path) -> Ask:
     """ask(gain): what a new process takes if oneDNN is so many times as fast, unless `ways.json` says it."""
     monkeypatch.setenv(SETTING, "1")
-    monkeypatch.setattr(linear, "_file", lambda: tmp_path / "ways.json")
+    monkeypatch.setattr(linear_layers, "_file", lambda: tmp_path / "ways.json")
     clock = [0.0]
     monkeypatch.setattr(time, "thread_time", lambda: sum(clock))
 
     def ask(gain: float) -> str:
-        monkeypatch.setattr(linear, "taken", None)
+        monkeypatch.setattr(linear_layers, "taken", None)
         calls = {"torch": lambda: clock.append(0.002), "onednn": lambda: clock.append(0.002 / gain)}
-        monkeypatch.setattr(linear, "_calls", lambda: calls)
+        monkeypatch.setattr(linear_layers, "_calls", lambda: calls)
         return fastest_library()
 
     return ask
@@ -58,7 +58,7 @@ def test_ignores_what_does_not_fit(written: str, ask: Ask, monkeypatch: MonkeyPa
         file.write_text({"garbage": "{", "another shape": "[1]"}.get(written, text.replace('"torch"', '"third"')))
     if written == "of another processor":
         file.write_text(text)
-        monkeypatch.setattr(linear, "cpu_name", lambda: "another one")
+        monkeypatch.setattr(linear_layers, "cpu_name", lambda: "another one")
     assert ask(2) == "onednn"
     assert file.is_dir() or len(json.loads(file.read_text())) == 1 + (written == "of another processor")
 
@@ -71,8 +71,8 @@ def test_gradients_are_timed_where_there_is_no_autograd(monkeypatch: MonkeyPatch
         x = torch.ones(3, requires_grad=True)
         return {"torch": lambda: torch.autograd.grad(x.sum(), x)}
 
-    monkeypatch.setattr(linear, "_calls", calls)
-    monkeypatch.setattr(linear, "taken", None)
+    monkeypatch.setattr(linear_layers, "_calls", calls)
+    monkeypatch.setattr(linear_layers, "taken", None)
     with torch.inference_mode():
         assert fastest_library() == "torch"
     assert (tmp_path / "ways.json").exists()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from waveform.system.linear import linear
+from waveform.system.linear_layers import linear
 
 MAX_REPEATS = 7
 _MIN_REPEATS = 3

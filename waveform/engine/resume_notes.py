@@ -5,8 +5,8 @@ import torch
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.learner import Learner
 from waveform.engine.scored_window import uses_kernel_threads
-from waveform.system import linear
-from waveform.system.linear import LIBRARIES, PRODUCTS
+from waveform.system import linear_layers
+from waveform.system.linear_layers import LIBRARIES, PRODUCTS
 from waveform.system.machine import cpu_name
 
 _BEFORE = {"layers": "torch"}  # for checkpoints of versions that did not record it
@@ -22,8 +22,8 @@ def settle_library(learner: Learner, found: Checkpoint | None) -> None:
     number = 0
     if world.is_first:
         library = before.get(PRODUCTS) if is_here else None
-        number = LIBRARIES.index(str(library) if library in LIBRARIES else linear.fastest_library())
-    linear.taken = LIBRARIES[world.largest(number)[0]]
+        number = LIBRARIES.index(str(library) if library in LIBRARIES else linear_layers.fastest_library())
+    linear_layers.taken = LIBRARIES[world.largest(number)[0]]
 
 
 def conditions(learner: Learner) -> dict[str, str | int]:
@@ -41,7 +41,7 @@ def conditions(learner: Learner) -> dict[str, str | int]:
         "layers": "compiled" if in_kernels else "torch",
         "sharding": config.sharding if world.size > 1 else "none",
         "compile": str(config.compile).lower(),
-        PRODUCTS: linear.taken or LIBRARIES[0],
+        PRODUCTS: linear_layers.taken or LIBRARIES[0],
     }
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from waveform.engine.interface import fp64_device
 from waveform.models.dropout import Dropout
-from waveform.system.linear import Linear, linear
+from waveform.system.linear_layers import Linear, linear
 
 _BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
 VECTOR = 16  # floats; compiled kernels need widths that are multiples of it

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from waveform.models.attention import content_attention
 from waveform.system.errors import UserError
-from waveform.system.linear import linear
+from waveform.system.linear_layers import linear
 from waveform.system.plugins import entry_points
 
 _GROUP = "waveform.compressions"

@@ -38,7 +38,7 @@ from waveform.models.run_layers import RunsLayers
 from waveform.models.token_model import Inputs, TokenModel
 from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransformerConfig
 from waveform.system.errors import UserError
-from waveform.system.linear import Linear, linear
+from waveform.system.linear_layers import Linear, linear
 
 
 class LayerOutput(NamedTuple):

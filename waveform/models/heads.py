@@ -25,7 +25,7 @@ from waveform.models.linear_prediction import (
     NUM_PREDICTORS,
 )
 from waveform.models.model_config import LargeVocabularyConfig
-from waveform.system.linear import Linear, linear
+from waveform.system.linear_layers import Linear, linear
 
 
 class SoftmaxHead(nn.Module):

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from waveform.engine.interface import fp64_device, map_state, to_device
 from waveform.engine.sound_classes import SoundClasses
-from waveform.system.linear import Linear
+from waveform.system.linear_layers import Linear
 
 ORDER = 32  # P
 BLOCK = 32  # samples between fits

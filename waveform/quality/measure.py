@@ -11,7 +11,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.quality.clip import Clip, measure_clip
 from waveform.quality.config import FEWEST_CLIPS, QualityConfig
 from waveform.quality.figures import Quality, SetOfClips, figures_of, frechet_by_chance
-from waveform.quality.opinions import Predict, opinions_of, predictors
+from waveform.quality.opinion_scores import Predict, opinions_of, predictors
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 

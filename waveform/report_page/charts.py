@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waveform.analyses.by_place import NllByPlace
+from waveform.analyses.nll_by_place import NllByPlace
 from waveform.analyses.plots import draw_attention
 from waveform.report_page.page import Chart, data_uri
 from waveform.runs.learning_curves import NUM_PANELS, LearningCurve, draw_learning_curves

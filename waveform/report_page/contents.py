@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from waveform.analyses.by_place import NllByPlace
+from waveform.analyses.nll_by_place import NllByPlace
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World

@@ -20,8 +20,8 @@ from waveform.engine.train_config import BaseTrainConfig, TrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.runs.configured_model import model_from, num_parameters, sketch_model, window_of
+from waveform.runs.fine_tuning import find_origin, load_origin
 from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, comparable, refuse_other_config
-from waveform.runs.origin import find_origin, load_origin
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import counted, say

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from waveform.analyses.by_place import NllByPlace
+from waveform.analyses.nll_by_place import NllByPlace
 from waveform.audio.audio_format import AudioFormat
 from waveform.audio.decoding_child import CLIPPED_AMPLITUDE
 from waveform.audio.flac import flac_bytes

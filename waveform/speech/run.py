@@ -100,7 +100,7 @@ class Run(TrainedRun):
         prime: mono audio [n] that every sound continues (it is not part of the result), at the run's rate, and scaled
         as its data was (`audio_format.scale`). on_block is called with [num, n] samples as they come; with it,
         `seconds` may be inf, and the call ends when on_block raises.
-        labels [num]: one of the run's for each sound; None: unknown. `waveform.decoding.int8` measures what
+        labels [num]: one of the run's for each sound; None: unknown. `waveform.decoding.int8_cost` measures what
         `sampling.int8` costs. Raises UserError for an amount out of range, for a prime as `nll` does, for a label that
         the run does not know, and for int8 if the model or the device does not support it.
         """

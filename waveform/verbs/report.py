@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from waveform.analyses.by_place import nll_by_place
 from waveform.analyses.layers import DEFAULT_TOKENS, attention_by_position, observe_layers
+from waveform.analyses.nll_by_place import nll_by_place
 from waveform.domain import domain_of_runs
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job

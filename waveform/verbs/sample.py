@@ -10,7 +10,7 @@ import numpy as np
 from waveform.audio.files import read_audio
 from waveform.audio.sinks import Output, require_free
 from waveform.audio.speaker import require_sound_device
-from waveform.decoding.int8 import Int8Cost, int8_cost
+from waveform.decoding.int8_cost import Int8Cost, int8_cost
 from waveform.engine.dataset import read_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.state_ram import require_ram_for_state

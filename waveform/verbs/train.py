@@ -10,8 +10,8 @@ from waveform.domain import Domain, TrainRequest, domain_of
 from waveform.engine.trainer import RunContext, Trainer, TrainResult
 from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import job
+from waveform.runs.fine_tuning import Origin
 from waveform.runs.folder import check_run_dir, refuse_other_config
-from waveform.runs.origin import Origin
 from waveform.runs.settings import given_by, typed
 from waveform.runs.sources import annotated
 from waveform.runs.training import say_threads

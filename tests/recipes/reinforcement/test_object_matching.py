@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.reinforcement.episode import save_gif, save_steps
 from recipes.reinforcement.object_matching import AGENT, DARK, FIRST_OBJECT, PAD, ObjectMatching, ObjectMatchingConfig
+from recipes.reinforcement.play import save_gif, save_steps
 from tests.recipes.reinforcement.small import check_restored
 from waveform.system.errors import UserError
 

@@ -17,7 +17,7 @@ from tests.faults.small_runs import SETTINGS, write_audio
 from tests.recipes.calling import run as recipes
 from tests.runs.test_folder import CONFIG
 from waveform.engine.metrics import read_metrics
-from waveform.runs.origin import Origin, compose_from
+from waveform.runs.fine_tuning import Origin, compose_from
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 

@@ -5,7 +5,7 @@ import pytest
 
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import read_audio
-from waveform.quality.opinions import opinions_of, predictors
+from waveform.quality.opinion_scores import opinions_of, predictors
 
 RATE_HZ = 24_000
 
@@ -22,5 +22,5 @@ def test_short_clips_of_speech_score_far_above_noise(package: str, name: str) ->
 
 
 def test_without_the_extra_there_are_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waveform.quality.opinions.find_spec", lambda package: None)
+    monkeypatch.setattr("waveform.quality.opinion_scores.find_spec", lambda package: None)
     assert predictors() == {} and opinions_of(np.zeros(RATE_HZ), predictors(), sample_rate_hz=RATE_HZ) == {}

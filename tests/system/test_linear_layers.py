@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from waveform.system import linear as module
-from waveform.system.linear import LIBRARIES, Linear, linear
+from waveform.system import linear_layers as module
+from waveform.system.linear_layers import LIBRARIES, Linear, linear
 
 M, K, N = 40, 48, 32
 

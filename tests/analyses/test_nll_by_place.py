@@ -6,7 +6,7 @@ import pytest
 from tests import laws
 from tests.analyses.conftest import nll_of, run_of
 from tests.engine.training import MakeTokens
-from waveform.analyses.by_place import NllByPlace, nll_by_place
+from waveform.analyses.nll_by_place import NllByPlace, nll_by_place
 from waveform.ranks.distributed import World
 
 
