@@ -237,7 +237,7 @@ def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: s
     torch.testing.assert_close(continued, dict(alone.learner.module.state_dict()), rtol=1e-4, atol=1e-6)
     said = (jobs / str(size) / "said_0").read_text()
     before = 1 if start == "start_1" else 2
-    assert f"note: saved by {before} processes, resumed by {size}: " in said and "rows are divided anew" in said
+    assert f"note: the number of processes was {before} and is {size}: " in said and "rows are divided anew" in said
 
 
 @pytest.mark.parametrize("kind", ["none", "fsdp"])
@@ -251,4 +251,4 @@ def test_one_process_opens_a_checkpoint_of_two(kind: str, jobs: Path, capsys: py
     assert weights.keys() == reference.learner.module.state_dict().keys()
     torch.testing.assert_close(weights, dict(reference.learner.module.state_dict()), rtol=1e-4, atol=1e-6)
     _trainer(*RESUMED, jobs / f"start_2_{kind}", max_steps=5)
-    assert "saved by 2 processes, resumed by 1" in capsys.readouterr().err
+    assert "note: the number of processes was 2 and is 1: " in capsys.readouterr().err

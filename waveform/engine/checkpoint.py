@@ -391,7 +391,7 @@ def restore(
             set_random_state(random, world.device)
     if not same and world.is_first:
         print(
-            f"note: saved by {num_ranks} processes, resumed by {world.size}: weights and optimiser continue exactly, "
+            f"note: the number of processes was {num_ranks} and is {world.size}: weights and optimiser go on exactly, "
             "rows are divided anew, so results will no longer be bit-identical",
             file=sys.stderr,
         )
