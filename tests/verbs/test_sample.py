@@ -24,6 +24,7 @@ from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.engine.sampler import SamplingConfig
 from waveform.speech.run import Run, load
+from waveform.system.errors import UserError
 from waveform.system.signals import Stopped
 
 HEADER_BYTES = 44
@@ -136,6 +137,12 @@ def test_blocks_are_written_as_they_are_drawn(run_dir: Path, monkeypatch: Monkey
         cli("sample", run_dir, "--out", "-")
     os.close(reading)
     assert seen == [HEADER_BYTES + 2048, 2048, 20]
+
+
+@pytest.mark.parametrize("seconds", [1e20, 1e305])
+def test_more_seconds_than_the_machine_can_hold_are_refused(seconds: float, run_dir: Path) -> None:
+    with pytest.raises(UserError, match=r"[0-9] tokens would take .* GB"):
+        load(run_dir).sample(seconds=seconds)
 
 
 def test_nothing_is_drawn_that_is_louder_than_what_was_heard(run_dir: Path) -> None:

@@ -107,7 +107,7 @@ class Run(TrainedRun):
         sampling = sampling or SamplingConfig()
         audio_format = self.audio_format
         check_amount(num, seconds, endless=on_block is not None)
-        num_steps = sys.maxsize if seconds == math.inf else max(1, round(seconds * audio_format.sample_rate_hz))
+        num_steps = max(1, round(min(seconds * audio_format.sample_rate_hz, sys.maxsize)))
         prompt = None if prime is None else torch.from_numpy(audio_format.encode(_mono(prime)))
 
         def sound(tokens: Tensor) -> np.ndarray:
