@@ -49,5 +49,8 @@ def test_listen_takes_one_sound_or_several() -> None:
     for wrong in (np.zeros(0), np.zeros((1, 2, 3))):
         with pytest.raises(waveform.UserError, match=r"give \[n\] or \[num, n\]"):
             waveform.listen(wrong)
+    for rate in (0, -5, 99, 16_000.5, 655_351, float("nan")):
+        with pytest.raises(waveform.UserError, match="give a whole number from 100 to 655350"):
+            waveform.listen(one, sample_rate_hz=rate)
     with pytest.raises(waveform.UserError, match="give floats in"):
         waveform.listen(np.ones(9, dtype=np.int16))

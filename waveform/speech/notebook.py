@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
 _PIXELS_PER_S = 150
+_LOWEST_HZ, _HIGHEST_HZ = 100, 655_350  # a spectrogram has 100 columns a second; FLAC's highest rate
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ class Sounds:
 def listen(samples: np.ndarray | Tensor, *, sample_rate_hz: int = AudioFormat.sample_rate_hz) -> Sounds:
     """Players of one sound [n] or of several [num, n], floats in [-1, 1], which a notebook's cell shows as its value.
 
-    Raises UserError for other shapes, integers, and values that are not finite.
+    Raises UserError for other shapes, integers, values that are not finite, and a rate that FLAC does not have.
     """
     sounds = np.atleast_2d(finite_floats(samples))
     if sounds.ndim != 2 or not sounds.size:
         raise UserError(f"samples have the shape {np.shape(samples)}; give [n] or [num, n], n at least 1")
-    return Sounds(sounds, sample_rate_hz)
+    if sample_rate_hz not in range(_LOWEST_HZ, _HIGHEST_HZ + 1):
+        raise UserError(f"sample_rate_hz is {sample_rate_hz}; give a whole number from {_LOWEST_HZ} to {_HIGHEST_HZ}")
+    return Sounds(sounds, int(sample_rate_hz))
 
 
 def metrics(run_dir: Path | str) -> "pandas.DataFrame":
