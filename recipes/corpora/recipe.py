@@ -85,12 +85,17 @@ class Recipe:
     def with_config(self, config: CorpusConfig) -> "Recipe":
         """The recipe with the tokens that are asked for; it expects nothing of a corpus that is not to be checked.
 
-        Raises UserError for tokens that it does not have.
+        Raises UserError for tokens that it does not have, and for a number of subwords where it has other tokens.
         """
         choices = (self.tokens, *self.other_tokens)
         if config.tokens not in (None, *choices):
             raise UserError(f"corpus.tokens is {config.tokens!r}; {self.name} is read as {' or '.join(choices)}")
         chosen = replace(self, tokens=config.tokens or self.tokens)
+        if config.vocab_size != CorpusConfig.vocab_size and chosen.tokens != "subwords":
+            raise UserError(
+                f"corpus.vocab_size={config.vocab_size} is a number of subwords, but {self.name} is read as "
+                f"{chosen.tokens}; leave it out" + ", or set corpus.tokens=subwords" * ("subwords" in choices)
+            )
         unchecked = replace(chosen, is_checked=False, num_tokens={}, num_types=None, num_words={})
         return chosen if config.check else unchecked
 

@@ -225,6 +225,41 @@ def test_a_folder_that_lacks_one_split_is_refused(other: str, lacking: str, tmp_
         files_of("folder", source)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "setting", "says"),
+    [
+        ("enwik8", "corpus.valid=0.1", "has no effect on enwik8: published files are cut alike; leave it out, or"),
+        ("wikitext103", "corpus.valid=0.1", "has no effect on wikitext103: it has its own splits; leave it out"),
+        ("lm1b", "corpus.test=0.1", "has no effect on lm1b: it has its own splits"),
+        ("pg19", "corpus.test=0.1", "has no effect on pg19: it has its own splits"),
+        ("folder", "corpus.valid=0.1", "has no effect on folder: it has its own splits"),
+        ("text8", "corpus.vocab_size=300", "is a number of subwords, but text8 is read as characters; leave it out"),
+        (
+            "folder",
+            "corpus.vocab_size=300",
+            "is a number of subwords, but folder is read as bytes; leave it out, or set corpus.tokens=subwords",
+        ),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(recipe: str, setting: str, says: str, tmp_path: Path) -> None:
+    if recipe == "folder":
+        source = write_folder(tmp_path / "source", dict.fromkeys(("train/a.txt", "valid/b.txt", "test/c.txt"), "words"))
+    else:
+        source = write_source(recipe, tmp_path / "source")
+    with pytest.raises(UserError, match=f"^{setting} {says}"):
+        prepare(recipe, source, tmp_path / "data", [setting], show_progress=False)
+
+
+def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    source = write_source("folder", tmp_path / "source")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for here in (".", tmp_path / "here"):
+        with pytest.raises(UserError, match="is the current folder; give a new one"):
+            prepare("folder", source, here, show_progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "source"]
+
+
 def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
     names = ("train/a.txt", "train/deep/b.txt", "validation/c.txt", "test/d.txt", "other/e.txt")
     kept = {"train": ["train/a.txt", "train/deep/b.txt"], "valid": ["validation/c.txt"], "test": ["test/d.txt"]}
