@@ -232,6 +232,18 @@ def test_temporal_range(num_layers: int, sizes: dict[str, int]) -> None:
         check_reach(model, last=last, edge=edge)
 
 
+@pytest.mark.parametrize("compressed", [1, 3, 4])
+def test_the_most_used_slots_are_within_reach(compressed: int) -> None:
+    """Of a window that is half forgotten, the slots that are left may be its first ones but for as many as are lost."""
+    num_streams, num_steps = 400, 30
+    memories = {"window": 5, "memory": 7, "compressed": compressed, "compression_rate": 2}
+    model = build(Config(**(SIZES | memories | {"vocab_size": num_steps, "num_layers": 1, "compression": "most_used"})))
+    tokens = torch.rand(num_streams, num_steps, generator=torch.Generator().manual_seed(0)).argsort(dim=1)
+    _, state, _ = model(tokens, laws.fresh_state(model, num_streams))
+    oldest = (model.embedding(tokens) - state.trunk.slots[:, 0, :1]).abs().sum(dim=2).argmin(dim=1)
+    assert int(oldest.min()) == num_steps - model.config.reach
+
+
 @pytest.mark.parametrize("starts", [(0, 3, 11), (0, 5, 10)], ids=["phases", "whole windows"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_rows_at_different_places_compress_apart(compression: str, starts: tuple[int, ...]) -> None:

@@ -236,7 +236,8 @@ class CompressiveTransformerConfig(TransformerConfig):
         if not self.compressed:
             return int(self.memory)
         whole, rest = divmod(self.compressed - 1, self.groups)
-        return int(self.memory + (whole + 1) * self.window - (self.groups - 1 - rest) * self.compression_rate)
+        steps = 1 if self.tracks_usage else self.compression_rate  # the most used may be the first of their window
+        return int(self.memory + (whole + 1) * self.window - (self.groups - 1 - rest) * steps)
 
 
 class LayerKind(NamedTuple):
