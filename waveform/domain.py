@@ -208,7 +208,7 @@ class TokenDomain(Domain):
         self, run: TrainedRun, tokens: TokenSet, result: Evaluation, options: EvaluateOptions, metrics: Metrics
     ) -> dict[str, Any]:
         """What `evaluate --json` writes of a result on `tokens`, or on pieces of them (docs/evaluation.md)."""
-        num_scored = len(result.names)
+        pieces = f"{len(result.names)} pieces" + " and of each chunk" * (result.protocol == "chunk")
         return {
             "schema": SCHEMA,
             "kind": self.kind,
@@ -220,12 +220,12 @@ class TokenDomain(Domain):
             "bits_per_token": result.bits_per_token,
             **metrics.of(result),
             "num_tokens": int(result.counts.sum()),
-            "num_utterances": num_scored if options.rows is None else len(tokens),
+            "num_utterances": len(result.names) if options.rows is None else len(tokens),
             "protocol": result.protocol,
             "chunk": run.config["train"]["chunk"] if result.protocol == "chunk" else None,
             "rows": options.rows,
             "stride": options.stride,
-            "state": f"by {result.protocol}" if options.rows is None else f"reset at the start of {num_scored} pieces",
+            "state": f"by {result.protocol}" if options.rows is None else f"reset at the start of {pieces}",
             "memory": run.config["model"].get("memory"),
             "compressed": run.config["model"].get("compressed"),
             "num_parameters": num_parameters(run.model),

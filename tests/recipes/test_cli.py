@@ -157,7 +157,9 @@ def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: Capsys) -
     assert longer["compressed"] == longer["model_config"]["compressed"] == 24
     assert longer["num_parameters"] == trained["num_parameters"]
     assert rows["num_tokens"] == trained["num_tokens"] and rows["perplexity"] != trained["perplexity"]
-    assert "cut for speed, state reset at the start of 7 pieces" in capsys.readouterr().out
+    assert "cut for speed, state reset at the start of 7 pieces: " in capsys.readouterr().out
+    run("evaluate", place / "run", "--rows", 7, "--protocol", "chunk")
+    assert "cut for speed, state reset at the start of 7 pieces and of each chunk: " in capsys.readouterr().out
 
 
 def test_compare(tmp_path: Path, capsys: Capsys) -> None:
