@@ -1,5 +1,7 @@
-"""What a run's own data has become since it was trained."""
+"""Runs of earlier versions are scored, and what a run's own data has become since it was trained."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from torch import nn
 
 from tests import laws
 from tests.analyses.conftest import run_of
-from tests.calling import Capsys
+from tests.calling import Capsys, cli
 from tests.engine.conftest import write_tokens
 from waveform.engine.dataset import Dataset, write_dataset
 from waveform.runs.scoring import own_tokens
@@ -27,3 +29,12 @@ def test_data_that_has_changed_is_warned_of_and_another_vocabulary_refused(tmp_p
     run.config["dataset"]["vocab_size"] = 7
     with pytest.raises(UserError, match=f"trained with a vocabulary of 7, and .* has one of {laws.VOCAB_SIZE}; "):
         own_tokens(run, split="test")
+
+
+def test_a_run_from_before_a_setting_existed_is_scored_with_its_default(speech: Path, tmp_path: Path) -> None:
+    shutil.copytree(speech / "run", tmp_path / "older")
+    config = tmp_path / "older" / "config.yaml"
+    content, num_lines = re.subn(r"  (state|update_period_from): .*\n", "", config.read_text())
+    assert num_lines == 2
+    config.write_text(content)
+    cli("compare", speech / "run", tmp_path / "older")

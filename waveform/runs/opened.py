@@ -19,7 +19,7 @@ from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import choose_device
 from waveform.runs.configured_model import labels_of, model_from, window_of
-from waveform.runs.folder import CONFIG_FILE, Saved, check_recorded, read_config
+from waveform.runs.folder import CONFIG_FILE, Saved, check_recorded, read_config, with_defaults
 from waveform.runs.named import find_run
 from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
@@ -107,7 +107,7 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
     model.eval().requires_grad_(False)
     return TrainedRun(
         folder=saved.folder,
-        config=saved.config,
+        config={**saved.config, "train": with_defaults(saved.config)["train"]},
         model=model.to(device),
         step=saved.checkpoint.step,
         train_seconds=saved.checkpoint.progress.seconds,
