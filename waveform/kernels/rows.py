@@ -56,13 +56,14 @@ def _moments(x, width, n, epsilon):
     for j in range(0, width, v.LANES):
         sums = sums + v.load(x, j)
     mean = v.total(sums) / np.float32(n)
-    squares = v.fill(np.float32(0))
-    for j in range(0, width, v.LANES):
+    squares, whole = v.fill(np.float32(0)), n - n % v.LANES
+    for j in range(0, whole, v.LANES):
         centred = v.load(x, j) - v.fill(mean)
         squares = v.fma(centred, centred, squares)
-    padding = np.float32(width - n) * mean * mean  # what the zeros added
-    variance = (v.total(squares) - padding) / np.float32(n)
-    return mean, np.float32(1) / np.float32(math.sqrt(variance + epsilon))
+    total = v.total(squares)
+    for j in range(whole, n):  # without the zeros: taken off afterwards, they would leave their rounding
+        total += (v.get(x, j) - mean) * (v.get(x, j) - mean)
+    return mean, np.float32(1) / np.float32(math.sqrt(total / np.float32(n) + epsilon))
 
 
 @kernel
