@@ -139,6 +139,15 @@ def test_blocks_are_written_as_they_are_drawn(run_dir: Path, monkeypatch: Monkey
     assert seen == [HEADER_BYTES + 2048, 2048, 20]
 
 
+@pytest.mark.usefixtures("nothing_is_drawn")
+def test_processes_that_read_different_steps_are_refused(
+    run_dir: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waveform.ranks.distributed.World.largest", lambda *_: [9, -4])
+    line = mistake(["sample", run_dir, "--out", tmp_path])
+    assert "is being trained, and the processes here read steps 4 and 9; give the command again" in line
+
+
 @pytest.mark.parametrize("seconds", [1e20, 1e305])
 def test_more_seconds_than_the_machine_can_hold_are_refused(seconds: float, run_dir: Path) -> None:
     with pytest.raises(UserError, match=r"[0-9] tokens would take .* GB"):
