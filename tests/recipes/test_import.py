@@ -232,7 +232,7 @@ CONFIG_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "attn_type": ({"attn_type": 2}, "has attn_type=2; only weights with 0 can be imported"),
     "epsilon": ({"layer_norm_epsilon": 1e-6}, "has layer_norm_epsilon=1e-06; only"),
     "memory": ({"mem_len": -3}, "does not hold the settings of a Transformer-XL: Expected `int` >= 0 - at `$.mem_len`"),
-    "memory of no slots": ({"mem_len": 0}, "model.same_length lets queries see model.memory steps, which is 0"),
+    "memory of no slots": ({"mem_len": 0}, "model.same_length lets queries see model.memory steps, but it is 0"),
     "one table": ({"cutoffs": [8]}, "3 clusters of rare words, which cutoffs=[8] in config.json does not cut"),
 }
 

@@ -56,10 +56,8 @@ def sample(
     sampling = sampling or SamplingConfig()
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         run = load(run_dir, device=world.device.type)
-        latest, earliest = world.largest(run.step, -run.step)
-        if latest != -earliest:  # training saved meanwhile
-            steps = f"steps {-earliest} and {latest}"
-            raise UserError(f"{run_dir} is being trained, and the processes here read {steps}; give the command again")
+        while sum(world.largest(run.step, -run.step)):  # ranks opened different steps: training has just saved one
+            run = load(run_dir, device=world.device.type)
         known = _labels(run, sampling)
         output.require_possible(num=num * len(known))
         require_ram_for_state(run.model, num * len(known))  # before a list of so many is made
