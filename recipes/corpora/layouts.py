@@ -11,13 +11,7 @@ from waveform.system.errors import UserError
 
 # Usual names of the splits' folders.
 _SPLIT_FOLDERS = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
-
-
-def _refuse_shares(recipe: Recipe, config: CorpusConfig, why: str = "it has its own splits; leave it out") -> None:
-    """Raises UserError for shares of the splits, of a corpus whose splits do not follow from them."""
-    for name in ("valid", "test"):
-        if (share := getattr(config, name)) != getattr(CorpusConfig, name):
-            raise UserError(f"corpus.{name}={share} has no effect on {recipe.name}: {why}")
+_OWN_SPLITS = "it has its own splits; leave it out"
 
 
 def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
@@ -27,7 +21,7 @@ def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     if file is None:
         raise recipe.refuse(source, f"it contains no file {recipe.name!r}")
     if config.check:
-        _refuse_shares(recipe, config, "published files are cut alike; leave it out, or set corpus.check=false")
+        recipe.refuse_ignored(config, "published files are cut alike; leave it out, or set corpus.check=false")
         size = source.sizes[file]
         if size != recipe.size_bytes:
             raise recipe.refuse(source, f"{file} has {size:,} bytes")
@@ -68,7 +62,7 @@ def split_files(names: Mapping[str, tuple[str, ...]]) -> Callable[[Recipe, Sourc
     """WikiText-103 and Penn Treebank: one file per split, under the first of several usual names."""
 
     def documents(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
-        _refuse_shares(recipe, config)
+        recipe.refuse_ignored(config, _OWN_SPLITS)
         found: Documents = {}
         for split in SPLITS:
             files = [file for name in names[split] if (file := source.find(name)) is not None]
@@ -82,7 +76,7 @@ def split_files(names: Mapping[str, tuple[str, ...]]) -> Callable[[Recipe, Sourc
 
 def one_billion_words(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     """All training files; held-out file 1 for validation and 0 for testing, the one that papers report."""
-    _refuse_shares(recipe, config)
+    recipe.refuse_ignored(config, _OWN_SPLITS)
     train = [file for file in source.sizes if "training-monolingual.tokenized.shuffled/news.en-" in file]
     heldout = [file for file in source.sizes if "heldout-monolingual.tokenized.shuffled/news.en.heldout-" in file]
     if not train or len(heldout) < 2:
@@ -100,7 +94,7 @@ def one_billion_words(recipe: Recipe, source: Source, config: CorpusConfig) -> D
 
 def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     """PG-19: folders train, validation and test, one .txt file per book."""
-    _refuse_shares(recipe, config)
+    recipe.refuse_ignored(config, _OWN_SPLITS)
     found = _by_folder(source)
     for split, documents in found.items():
         if not documents:
@@ -112,7 +106,7 @@ def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Document
     """Any .txt files: split by the folders train, valid(ation) and test, or else by file; one or two files are cut."""
     found = _by_folder(source)
     if all(found.values()):
-        _refuse_shares(recipe, config)
+        recipe.refuse_ignored(config, _OWN_SPLITS)
         return found
     if len(lacking := [split for split in SPLITS if not found[split]]) == 1:
         raise UserError(f"{source.path} has folders for the other splits, but no .txt files in {lacking[0]}/; add them")

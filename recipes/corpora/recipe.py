@@ -3,7 +3,7 @@
 `recipes.corpora.catalogue` lists them; `recipes.corpora.layouts` says how the documents are found in a source.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,19 +85,23 @@ class Recipe:
     def with_config(self, config: CorpusConfig) -> "Recipe":
         """The recipe with the tokens that are asked for; it expects nothing of a corpus that is not to be checked.
 
-        Raises UserError for tokens that it does not have, and for a number of subwords where it has other tokens.
+        Raises UserError for tokens that it does not have, and for a number of subwords if its tokens are not subwords.
         """
         choices = (self.tokens, *self.other_tokens)
         if config.tokens not in (None, *choices):
             raise UserError(f"corpus.tokens is {config.tokens!r}; {self.name} is read as {' or '.join(choices)}")
         chosen = replace(self, tokens=config.tokens or self.tokens)
-        if config.vocab_size != CorpusConfig.vocab_size and chosen.tokens != "subwords":
-            raise UserError(
-                f"corpus.vocab_size={config.vocab_size} is a number of subwords, but {self.name} is read as "
-                f"{chosen.tokens}; leave it out" + ", or set corpus.tokens=subwords" * ("subwords" in choices)
-            )
+        if chosen.tokens != "subwords":
+            other = ", or set corpus.tokens=subwords" if "subwords" in choices else ""
+            self.refuse_ignored(config, f"it is read as {chosen.tokens}; leave it out{other}", ("vocab_size",))
         unchecked = replace(chosen, is_checked=False, num_tokens={}, num_types=None, num_words={})
         return chosen if config.check else unchecked
+
+    def refuse_ignored(self, config: CorpusConfig, why: str, names: Sequence[str] = ("valid", "test")) -> None:
+        """Raises UserError if one of these settings, which have no effect on this corpus, was changed."""
+        for name in names:
+            if (value := getattr(config, name)) != getattr(CorpusConfig, name):
+                raise UserError(f"corpus.{name}={value} has no effect on {self.name}: {why}")
 
     def require_tokens(self, source: Source, split: str, num_tokens: int) -> None:
         """Raises UserError for a split with another number of tokens than the published one has, if that is known."""

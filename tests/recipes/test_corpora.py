@@ -233,11 +233,11 @@ def test_a_folder_that_lacks_one_split_is_refused(other: str, lacking: str, tmp_
         ("lm1b", "corpus.test=0.1", "has no effect on lm1b: it has its own splits"),
         ("pg19", "corpus.test=0.1", "has no effect on pg19: it has its own splits"),
         ("folder", "corpus.valid=0.1", "has no effect on folder: it has its own splits"),
-        ("text8", "corpus.vocab_size=300", "is a number of subwords, but text8 is read as characters; leave it out"),
+        ("text8", "corpus.vocab_size=300", "has no effect on text8: it is read as characters; leave it out"),
         (
             "folder",
             "corpus.vocab_size=300",
-            "is a number of subwords, but folder is read as bytes; leave it out, or set corpus.tokens=subwords",
+            "has no effect on folder: it is read as bytes; leave it out, or set corpus.tokens=subwords",
         ),
     ],
 )
