@@ -98,8 +98,8 @@ def prepare(
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         remove = ", or remove it to prepare the data again" if is_dataset(data_dir) else ""
         raise UserError(f"{data_dir} is not empty; give a new folder{remove}")
-    if data_dir.exists() and data_dir.samefile("."):  # its replacement would leave the shell in a folder that is gone
-        raise UserError(f"{data_dir} is the current folder; give a new one")
+    if data_dir.exists() and (data_dir.samefile(".") or data_dir.is_mount()):  # which cannot be replaced
+        raise UserError(f"{data_dir} is the current folder or a mount point; give a new folder in it")
     write = chosen.generate
     if source is not None:
         chosen, opened = chosen.with_config(config), open_source(Path(source))

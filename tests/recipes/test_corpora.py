@@ -250,14 +250,16 @@ def test_a_setting_that_would_have_no_effect_is_refused(recipe: str, setting: st
         prepare(recipe, source, tmp_path / "data", [setting], show_progress=False)
 
 
-def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_the_current_folder_and_a_mount_point_are_not_replaced(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     source = write_source("folder", tmp_path / "source")
-    (tmp_path / "here").mkdir()
+    for name in ("here", "disk"):
+        (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    for here in (".", tmp_path / "here"):
-        with pytest.raises(UserError, match="is the current folder; give a new one"):
-            prepare("folder", source, here, show_progress=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "source"]
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
+    for given in (".", tmp_path / "here", tmp_path / "disk"):
+        with pytest.raises(UserError, match="is the current folder or a mount point; give a new folder in it"):
+            prepare("folder", source, given, show_progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "here", "source"]
 
 
 def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
