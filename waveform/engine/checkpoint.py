@@ -254,7 +254,8 @@ def _verify(folder: Path, names: list[str], digests: dict[str, Any]) -> None:
 def newest(run_dir: Path) -> Checkpoint | None:
     """The newest complete checkpoint, or None if there is none yet.
 
-    Damaged ones are passed over with a warning. Raises UserError if all of them are damaged.
+    Damaged ones are passed over with a warning. Raises UserError if all of them are damaged, and OtherFormat for one in
+    the format of another version.
     """
     problems = []
     for folder in _folders(run_dir).values():

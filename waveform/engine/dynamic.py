@@ -21,7 +21,7 @@ from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-# Each the best of four on held-out speech (results/notes.md).
+# Each the best of four for a Compressive Transformer on held-out speech (results/notes.md).
 _DEFAULT_LR = {"sgd": 3e-2, "adam": 3e-5}
 OPTIMISERS = (*_DEFAULT_LR, "continued")
 

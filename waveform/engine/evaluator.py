@@ -23,7 +23,7 @@ PROTOCOLS = ("utterance", "chunk", "carry", "clip")
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """How tokens are scored. Raises UserError for an unknown protocol, and a chunk that does not fit the window."""
+    """How tokens are scored. Raises UserError for an unknown protocol, or a chunk that `protocol=chunk` cannot use."""
 
     window: int  # tokens of one call of the model
     # utterance: state is carried from the utterance's start; chunk: reset at each chunk; carry: carried from each
@@ -132,7 +132,7 @@ def evaluate(
     classes: Classes | None = None,
     stop: StopRequest | None = None,
 ) -> Evaluation:
-    """Score every token of `tokens` once.
+    """Score every token of `tokens` once, or only some utterances if `config.max_tokens` is set.
 
     classes: to sum NLL by class as well. Each rank scores every world.size-th utterance (if they are one stream, the
     first rank scores all), and every rank gets the whole result. Raises Stopped, on every rank, if `stop` was asked of

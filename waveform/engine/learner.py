@@ -56,7 +56,7 @@ class Learner(ABC):
             self.parts.prepare_kernels()
 
     def update(self) -> Any:
-        """Make one update, and count its steps, tokens and time. Raises Diverged."""
+        """Make one update, and count its steps, tokens and time. Returns what `_update` does; raises Diverged."""
         began, waited_before_s = time.perf_counter(), waited_s()  # in this order, so that waiting is part of the time
         for group in self.optimiser.param_groups:
             group["lr"] = self.config.learning_rate(self.step, self.seconds)

@@ -1,7 +1,7 @@
 """Notices a loss or gradient that is not finite, says where in the data it occurred, and leaves such updates out.
 
-Looking waits for the device, so the trainer decides when: at every update on a CPU and with `train.on_nonfinite=skip`,
-otherwise when figures are logged and before anything is evaluated or saved.
+Looking waits for the device. So every update is looked at on a CPU and with `train.on_nonfinite=skip`, but otherwise
+only when figures are logged and before anything is evaluated or saved.
 
 Shape letters: B rows of this rank.
 """

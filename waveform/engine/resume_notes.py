@@ -13,7 +13,7 @@ _BEFORE = {"layers": "torch"}  # for checkpoints of versions that did not record
 
 
 def settle_library(learner: Learner, found: Checkpoint | None) -> None:
-    """Let all ranks multiply by the library of `found`, if it ran on such a processor, or by the first's choice."""
+    """Let all ranks multiply by the library of `found` if its torch and processor are ours, or by the first one's."""
     world = learner.world
     if world.device.type != "cpu" or learner.config.autocast(world.device) is not None:
         return

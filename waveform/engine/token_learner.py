@@ -157,7 +157,7 @@ class TokenLearner(Learner):
 
     @contextmanager
     def evaluated(self, tokens: TokenSet, stop: StopRequest) -> Iterator[Evaluation]:
-        """Score `tokens` of the validation split; within the block, sharded weights are gathered for the first rank.
+        """Score `tokens` of the validation split; within the block, all weights are whole on every rank.
 
         Raises Stopped, on every rank, if a stop is asked for.
         """

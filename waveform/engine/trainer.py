@@ -113,7 +113,7 @@ class Trainer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Within, `step` may be called: torch's random numbers are this training's, whoever had the turns between."""
+        """Within, `step` may be called: torch's random numbers are this training's, whatever others drew meanwhile."""
         checkpoint.set_random_state(self._random_numbers, self.world.device)
         try:
             with explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where):

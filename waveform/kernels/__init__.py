@@ -1,1 +1,1 @@
-"""Compiled kernels for CPUs (numba), for training and for sampling, written in the instructions of vectors.py."""
+"""Compiled kernels for CPUs (numba), for training and sampling; those in fp32 use the instructions of vectors.py."""

@@ -94,7 +94,7 @@ def _run(is_backward, part, plan):
 def attention_in_kernels(
     q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, causal: bool, encoding: Tensor | None
 ) -> Tensor:
-    """What `softmax_attention` of models/attention.py computes, [B, H, T, d]; fp32, if its `_takes_kernels` agrees."""
+    """What `softmax_attention` of models/attention.py computes, [B, H, T, d], in fp32; see `_takes_kernels` there."""
     return _Attention.apply(q_BHTE, k_BHKd, v_BHKd, scale, causal, encoding)
 
 

@@ -3,8 +3,8 @@
 One row at a time goes through all layers, so that what it needs stays in cache, and threads work on rows of their own.
 Each thread sums the gradients of weights over its rows; these sums are then added up, in the order of the threads.
 
-p: the record of a layer. `p.name` is an address, or 0 if there is none; `p.t_name` is an offset in a thread's scratch,
-`p.s_name` one in its sums.
+p: the record of a layer, with sizes, addresses (0: there is none), and offsets: `p.t_name` in a thread's scratch,
+`p.s_name` in its sums.
 
 Shape letters: T queries, S past slots, K = S + T, K_ padded to whole vectors, D model width, H heads, d = D / H, F
 feed-forward width, P position features: sines, padded to whole vectors, then cosines; G new compressed slots, c rate.
@@ -80,7 +80,7 @@ def sum_parts(z) -> dict[str, int]:
     """Floats of the gradients that a thread sums over its rows."""
     D, F = z.d_model, z.d_feedforward
     return {
-        **dict.fromkeys(("s_query", "s_key", "s_value"), D * D),  # one matrix of 3 D rows, as its biases
+        **dict.fromkeys(("s_query", "s_key", "s_value"), D * D),  # together one matrix of 3 D rows
         "s_projection_bias": 3 * D,
         **dict.fromkeys(("s_gain", "s_shift", "s_content_bias", "s_position_bias"), D),
         "s_position": D * z.num_features,
@@ -326,7 +326,7 @@ def _pack(p):
 
 @kernel
 def _unpack_gradients(p):
-    """Add up the threads' gradients of what `_pack` made, and turn them into those of weights, in the first's sums."""
+    """Add up the threads' gradients of what `_pack` made, and turn them into the weights', in the first one's sums."""
     D, sums = p.d_model, p.sums
     for part in range(1, p.num_threads):
         rows.add_rows(sums, 0, at(p.sums, part * p.sums_size), 0, sums, 0, 1, p.sums_size)

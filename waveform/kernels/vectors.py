@@ -1,9 +1,9 @@
 """The language of the kernels: vectors of 16 floats, and memory by address, for functions of numba.
 
-All kernels are written in these instructions and in `a + b`, `a - b` and `a * b` of vectors. numba vectorises a plain
-loop only if LLVM may reorder sums (`fastmath`), in an order that depends on the code around it, and a stream must not
-change with the number of streams; here every sum has the order that the code states. LLVM splits a vector into what the
-processor has: one AVX-512 register, two of AVX2, four of NEON.
+Kernels in fp32 are written in these instructions and in `a + b`, `a - b` and `a * b` of vectors. numba vectorises a
+plain loop only if LLVM may reorder sums (`fastmath`), in an order that depends on the code around it, and a stream must
+not change with the number of streams; here every sum has the order that the code states. LLVM splits a vector into what
+the processor has: one AVX-512 register, two of AVX2, four of NEON.
 
 Kernels name memory by address, as C does (record.py says why). An index counts elements from the address, and nothing
 checks it. Elements are float32, unless a name or an argument `kind`, a number, says otherwise by its type.

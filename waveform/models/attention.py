@@ -28,7 +28,7 @@ _LOOK_BACK_POWER = 4.0  # the attention of a local head falls off about as dista
 
 
 class Slots(NamedTuple):
-    """When the attended slots were read and which of them a query sees; the same for every layer."""
+    """When the attended slots were read and which of them a query sees; the same for layers with the same sizes."""
 
     query_times: Tensor  # [1 or B, T]
     slot_times: Tensor  # [1, K]
@@ -36,7 +36,7 @@ class Slots(NamedTuple):
     slot_encoding: Tensor  # [1, K, P]; [1, K, 2 P] if compressed slots have a projection of their own
     visible: Tensor | None  # [1 or B, 1, T, K], bool; None: query i sees slots up to K - T + i
     # `visible` in the form that `softmax_attention` takes, if it is not None: 0 and -inf, in the dtype of queries; or,
-    # on a CPU, if only empty slots and later steps are hidden, the first slot in use of each row
+    # on a CPU, if rows differ only in how many slots are empty, the first slot in use of each row
     bias: Tensor | None = None
     first_used: tuple[int, ...] | None = None
     num_compressed: int = 0  # how many of the slots are compressed; they come first

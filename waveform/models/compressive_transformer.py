@@ -163,7 +163,7 @@ class Layer(nn.Module):
         """Compression loss [B] (Algorithm 2, or auto-encoding), from which only the compressor learns.
 
         With `compression_gradient=as_run`, as the authors' code runs, the key and value projections learn too, and
-        steps that do not fill a group count.
+        steps that do not fill a group count. Raises UserError if there is then no memory.
         """
         config, attention, as_run = self.config, self.attention, self.config.compression_gradient == "as_run"
         consumed_BnD = consumed_BnD if as_run else consumed_BnD[:, : config.num_consumed]

@@ -124,7 +124,7 @@ class LinearPrediction(nn.Module):
 
 
 def with_prediction(hidden: Tensor, prediction: Prediction | None) -> Tensor:
-    """hidden [B, T, D] with what a `PredictionHead` reads beside it [B, T, D + NUM_HEAD_INPUTS]."""
+    """hidden [B, T, D] -> what a `PredictionHead` reads, [B, T, D + NUM_HEAD_INPUTS]; `hidden` without a prediction."""
     if prediction is None:
         return hidden
     precise = torch.promote_types(hidden.dtype, torch.float32)

@@ -131,7 +131,7 @@ Rows = Tensor | bool  # which rows of a call: all (True), none (False), or [B] b
 
 @dataclass(frozen=True)
 class Clock:
-    """What all layers share in one call within a window. Not a tuple, so that FSDP leaves its counters on the CPU.
+    """What layers of a kind share in a call within a window. Not a tuple, so that FSDP leaves its counters on the CPU.
 
     `through_time` is kept here because a layer that is computed again in the backward pass must do what it did before.
     """
@@ -310,7 +310,7 @@ def average_use(config: CompressiveTransformerConfig, usage: Tensor) -> Tensor:
 
 
 def _in_rows(rows: Rows, parts: list[Tensor], old: Tensor) -> list[Tensor]:
-    """Parts of a tensor [B, L, ...]: `parts` in the rows `rows`, which are not none, and `old` in the others."""
+    """Parts of a tensor [B, L, ...]: `parts` in the rows `rows` (True or [B], never False), `old` in the others."""
     if isinstance(rows, bool):
         return parts
     return [torch.where(rows.view(-1, *[1] * (old.dim() - 1)), torch.cat(parts, dim=2), old)]

@@ -111,7 +111,7 @@ class RunsLayers(OptionalParts):
         return list(self.layers) if not (window % own and own % window) else []
 
     def compile_layers(self, window: int) -> bool:
-        """Steady windows of training (`Clock.is_steady`) run in compiled layers from now on; others do not."""
+        """As `OptionalParts.compile_layers`; only steady windows of training (`Clock.is_steady`) run compiled."""
         config = self.config
         if config.attention != "fused" or config.tracks_usage or config.is_mixed or window % config.window:
             raise UserError(

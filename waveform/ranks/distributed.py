@@ -200,7 +200,7 @@ def job(*, device: str | None = None, timeout_s: float, show_progress: bool = Tr
     """Join the job that torchrun's environment describes, or be a job of one process; leave it after the block.
 
     device: as for `choose_device`; timeout_s: how long a rank waits for the others in a reduction; show_progress: as in
-    `World`. Raises RankLost if another rank ended or hangs.
+    `World`. Raises RankLost if another rank ended or hangs, and UserError for a device that this process cannot have.
     """
     chosen = choose_device(device)
     cuda = chosen == "cuda"

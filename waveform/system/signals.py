@@ -18,7 +18,8 @@ from typing import NoReturn
 from waveform.system.console import drop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# torchrun forwards signals to its processes, to which the scheduler or the terminal may have sent them already.
+# Within this time a second signal may be the first one again: torchrun forwards signals to its processes, to which the
+# scheduler or the terminal may have sent them already.
 _ECHO_S = 1.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PATIENCE_S = 5  # seconds for the exception to reach the command
@@ -95,8 +96,8 @@ def die_with_parent() -> None:
 def signals_interrupt(tell: Callable[[Interrupted], int]) -> Iterator[None]:
     """Within, a first signal raises Interrupted, and a second one ends the process at once.
 
-    If the exception is swallowed, by Python in a finaliser or by a library, it is raised again at the end; or the
-    process ends, after `tell` has printed the exception and returned the exit code.
+    If a library swallows the exception, it is raised again at the end. If Python swallows it in a finaliser, or the end
+    is not reached in time, the process ends, after `tell` has printed the exception and returned the exit code.
     """
     usual_hook, raised = sys.unraisablehook, []
 
