@@ -169,11 +169,8 @@ class CompressiveTransformerConfig(TransformerConfig):
             given = {name: getattr(self, name) for name in _OF_LAYERS}
             return {name: value[i] if isinstance(value, list) else value for name, value in given.items()}
 
-        kinds, end = [], 0
-        for size, alike in groupby(range(self.num_layers), key=sizes):
-            first, end = end, end + len(list(alike))
-            kinds.append(LayerKind(replace(self, **size), range(first, end)))
-        return kinds
+        groups = ((size, list(layers)) for size, layers in groupby(range(self.num_layers), key=sizes))
+        return [LayerKind(replace(self, **size), range(layers[0], layers[-1] + 1)) for size, layers in groups]
 
     @property
     def stores_normed(self) -> bool:
