@@ -84,13 +84,10 @@ class RunsLayers(OptionalParts):
             h_BTD = made.h
             parts.append(memory.after_call(kind.config, before, made.window, made.groups, made.usage, clock))
             losses += [] if made.loss is None else [made.loss]
-        return (
-            h_BTD,
-            memory.joined(parts, like=state),
-            torch.stack(losses).sum(dim=0) / len(self.layers) if losses else None,
-        )
+        loss_B = torch.stack(losses).sum(dim=0) / len(self.layers) if losses else None
+        return h_BTD, memory.joined(parts, like=state), loss_B
 
-    def run_one(self, clock: Clock) -> "Callable[..., Any]":
+    def run_one(self, clock: Clock) -> Callable[..., Any]:
         """How a layer runs its step: as it is, with activation checkpointing, or by torch.compile."""
         step = type(self.layers[0]).step
         if not torch.is_grad_enabled():
