@@ -10,6 +10,7 @@ d = D / H head width, F feed-forward width, P position features, P' padded, G ne
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -183,11 +184,8 @@ def compile_kernels() -> None:
 
 def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:
     """Where each part begins, and the end of the last."""
-    offsets, end = {}, 0
-    for name, size in parts.items():
-        offsets[name] = end
-        end += padded(size)
-    return offsets, end
+    *offsets, end = accumulate(map(padded, parts.values()), initial=0)
+    return dict(zip(parts, offsets, strict=True)), end
 
 
 class _Layers(torch.autograd.Function):
