@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.engine.interface import fp64_device, map_state, to_device
+from waveform.engine.interface import fp64_device, map_state, take_rows, to_device
 from waveform.engine.sound_classes import SoundClasses
 from waveform.system.linear_layers import Linear
 
@@ -140,7 +140,7 @@ def _read_by_torch(constants: Constants, tokens: Tensor, state: PredictionState)
     if len(set(phases)) == 1:
         return _read_in_phase(constants, tokens, state, phases[0])
     rows = [
-        _read_in_phase(constants, tokens[row : row + 1], map_state(lambda x, row=row: x[row : row + 1], state), phase)
+        _read_in_phase(constants, tokens[row : row + 1], take_rows(state, [row]), phase)
         for row, phase in enumerate(phases)
     ]
     prediction, after = (map_state(lambda *of_rows: torch.cat(of_rows), *each) for each in zip(*rows, strict=True))
@@ -182,21 +182,21 @@ def fit_blocks(constants: Constants, x: Tensor, moments: Tensor, *, ends: Sequen
     moments [B, K, P + 1]: at the fit before the first.
     """
     last_of_moments = torch.tensor(ends) - ORDER
-    added = _weighted_products(x, last_of_moments - BLOCK, BLOCK, constants.forgetting)  # [B, n, K, P + 1]
+    added = _weighted_products(x, last_of_moments - BLOCK, constants.forgetting)  # [B, n, K, P + 1]
     fade, sums = constants.forgetting.pow(BLOCK)[:, None], []
-    for i in range(len(ends)):
-        moments = moments * fade + added[:, i]
+    for of_block in added.unbind(dim=1):
+        moments = moments * fade + of_block
         sums.append(moments)
     matrix = _products(torch.stack(sums, dim=1), x, last_of_moments, constants.forgetting)
     return lattice(matrix) * constants.widening.flip(0), moments
 
 
-def _weighted_products(x: Tensor, starts: Tensor, length: int, forgetting: Tensor) -> Tensor:
-    """Sums of x(t) x(t - d) over `length` samples t from each start [n], the last weighing 1: [B, n, K, P + 1]."""
-    at = starts[:, None] + torch.arange(-ORDER, length)
-    windows = x[:, to_device(at, x.device)].unfold(-1, ORDER + 1, 1)  # [B, n, length, P + 1], the newest last
-    age = to_device(torch.arange(length - 1, -1, -1), x.device)
-    weights = forgetting[:, None] ** age  # [K, length]
+def _weighted_products(x: Tensor, starts: Tensor, forgetting: Tensor) -> Tensor:
+    """Sums of x(t) x(t - d) over BLOCK samples t from each start [n], the last weighing 1: [B, n, K, P + 1]."""
+    at = starts[:, None] + torch.arange(-ORDER, BLOCK)
+    windows = x[:, to_device(at, x.device)].unfold(-1, ORDER + 1, 1)  # [B, n, BLOCK, P + 1], the newest last
+    age = to_device(torch.arange(BLOCK - 1, -1, -1), x.device)
+    weights = forgetting[:, None] ** age  # [K, BLOCK]
     weighted = windows[..., -1:] * windows.flip(-1)
     return (weights[:, :, None] * weighted[:, :, None]).sum(dim=-2)
 
