@@ -74,10 +74,8 @@ def _said(file: str, field: str) -> str | None:
 def _commit() -> dict[str, Any]:
     """The commit of this checkout, and whether files have changed since; None outside a checkout."""
     root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return {"commit": None, "changed_since_commit": None}
     git = ["git", "-C", str(root)]
-    commit = _first_line([*git, "rev-parse", "HEAD"])
+    commit = _first_line([*git, "rev-parse", "HEAD"]) if (root / ".git").exists() else None
     changed = bool(_first_line([*git, "status", "--porcelain", "--untracked-files=no"])) if commit else None
     return {"commit": commit, "changed_since_commit": changed}
 
