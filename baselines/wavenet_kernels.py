@@ -26,10 +26,10 @@ _CONVOLVE, _RESIDUAL, _SKIP, _MIX, _HEAD = range(5)
 
 
 @kernel
-def _gate(rows_of_vectors, layer, p):
+def _gate(first, last, layer, p):
     """tanh * sigmoid for a range of vectors of gates."""
     for b in range(p.num_rows):
-        for i in range(rows_of_vectors[0], rows_of_vectors[1]):
+        for i in range(first, last):
             halves = 2 * (b * p.num_gates + LANES * i)
             gate = tanh(load(p.z, halves)) * sigmoid(load(p.z, halves + LANES))
             store(p.gate, b * p.num_gates + LANES * i, gate)
@@ -52,7 +52,7 @@ def _work(phase, part, num_parts, layer, step, p, kind):
     first, last = share_vectors(shape[1], part, num_parts)
     dense(weights, layer, x, out, shape, (np.int64(0), p.num_rows), (first, last), mode, kind)
     if phase == _CONVOLVE:  # a group has both halves of its gates
-        _gate((first // 2, last // 2), layer, p)
+        _gate(first // 2, last // 2, layer, p)
 
 
 _share_out = shared_out(_work)
