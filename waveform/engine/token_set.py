@@ -23,9 +23,7 @@ class TokenSet:
     def __init__(self, shards: Sequence[Shard], *, vocab_size: int, labels: Mapping[str, str] | None = None) -> None:
         """labels: those of utterances, or of the files that they are pieces of, by name; the others have none."""
         self.vocab_size = vocab_size
-        self.counts = np.zeros(vocab_size, dtype=np.int64)
-        for shard in shards:
-            self.counts += shard.counts
+        self.counts = sum((shard.counts for shard in shards), np.zeros(vocab_size, dtype=np.int64))
         entries = [(utterance, shard) for shard in shards for utterance in shard.utterances if utterance.length]
         entries.sort(key=lambda entry: entry[0].name)
         self._entries = entries
