@@ -1,7 +1,9 @@
 """The tools of this folder, and that decoding by steps is worth its code."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.benchmarks import decoding, frontier, scaling
@@ -19,11 +21,13 @@ def test_the_page_has_what_the_command_prints() -> None:
 
 
 def test_the_frontier_has_every_run_of_both_kinds_of_files(tmp_path: Path) -> None:
-    def run(model: str, seconds: float, nats: float) -> dict[str, object]:
-        return {"model": model, "train_seconds": seconds, "nats_per_token": nats}
-
-    race = {"runs": [run("wavenet", 60.3, 2.1), run("wavenet", 59.8, 2.2), run("transformer_xl", 60.0, 2.0)]}
-    files = [[run("wavenet", 601.0, 1.9)], race]
-    assert frontier.points(files) == {"wavenet": {1: [2.1, 2.2], 10: [1.9]}, "transformer_xl": {1: [2.0]}}
+    """What `race` wrote, and for the hour `compare`: the files of results/races."""
+    results = Path(__file__).parents[2] / "results/races"
+    files = [json.loads((results / f"race-{budget}.json").read_bytes()) for budget in ("1min", "10min", "hour")]
+    found = frontier.points(files)
+    assert {model: {minutes: len(runs) for minutes, runs in budgets.items()} for model, budgets in found.items()} == {
+        model: {1: 3, 10: 3, 60: 1} for model in ("compressive_transformer", "transformer_xl", "wavenet")
+    }
+    assert [round(np.mean(found["wavenet"][minutes]), 3) for minutes in (1, 10, 60)] == [2.085, 1.887, 1.789]
     frontier.draw(tmp_path / "frontier.png", files)
     assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
