@@ -110,7 +110,7 @@ class Domain(ABC):
 
 
 class TokenDomain(Domain):
-    """One kind of run on a data set: also how that is opened, and how runs are scored on it."""
+    """One kind of run on a data set: also how the data is opened, and how runs are scored on it."""
 
     verbs: ClassVar[Mapping[str, str]] = {
         "evaluate": "waveform.verbs.evaluate:evaluate",

@@ -234,10 +234,10 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def detokenize(text: str) -> str:
-    """Return text in which published corpora put spaces around punctuation with spaces as in print: for samples.
+    """Remove the spaces that published corpora put around punctuation, so that samples look as in print.
 
     Undoes what the corpora's own tokenizers did (WikiText-103's " @-@ ", Penn Treebank's " 's "), as far as that is
-    known: counting tells which quotation marks open and which close.
+    known: of the quotation marks in a line, every other one is taken to close.
     """
     for token, written in _JOINED:
         text = text.replace(token, written)

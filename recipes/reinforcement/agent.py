@@ -27,7 +27,7 @@ from waveform.system.errors import UserError
 MODELS = ("compressive_transformer", "transformer_xl", "lstm")
 _IMPALA_STAGES = (16, 32, 32)  # channels; Espeholt et al. 2018, Figure 3, the large network
 _IMPALA_FEATURES = 256
-_LEAST_VARIANCE = 0.25  # added to a value's own, which is at most 0.25, to limit how much what is rare is amplified
+_LEAST_VARIANCE = 0.25  # added to that of each 0 or 1, so that rare ones are not amplified without limit
 
 
 class Inputs(NamedTuple):

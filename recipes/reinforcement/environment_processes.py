@@ -37,7 +37,7 @@ class EnvironmentProcesses(Environments):
             there.close()
             self._connections.append(open_connections.enter_context(here))
             self._processes.append(process)
-        # When this process ends, before it waits for the others, which end when nobody is there to ask.
+        # Closed when this process ends, before it waits for the others: they end when nobody is there to ask.
         Finalize(self, open_connections.close, exitpriority=0)
         (self.observation, self.num_actions), *_ = [self._answer(row) for row in range(len(rows))]
 

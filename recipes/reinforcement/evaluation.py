@@ -44,7 +44,7 @@ class Playing:
     """What an agent plays when it is evaluated. Raises UserError for a number of episodes out of range."""
 
     episodes: Annotated[int, whole_number(1)] = 256
-    delays: Sequence[int] = ()  # for object matching: lengths of the corridor, in steps, to play as many episodes at
+    delays: Sequence[int] = ()  # for object matching: corridors of so many steps; as many episodes in each
     env: str | None = None  # for Gymnasium: the environment that they were trained in, if it has a module or options
     envs: Sequence[str] = ()  # other Gymnasium environments; as many episodes in each
     memory: int | None = None  # memory slots; None: as in training

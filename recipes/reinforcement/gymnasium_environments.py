@@ -36,7 +36,7 @@ class GymnasiumEnvironments:
         options: Mapping[str, Any] | None = None,
         num_actions: int | None = None,
     ) -> None:
-        """options: arguments with which each is made; num_actions: agents have this many, the first; None: all.
+        """options: arguments with which each is made; num_actions: of its actions, the first so many; None: all.
 
         Raises UserError for an environment that is unknown or not installed, or that agents cannot see or act in.
         """
@@ -168,6 +168,7 @@ def _observation(name: str, space: Any) -> tuple[Observation, str | None]:
     if np.issubdtype(space.dtype, np.integer) and np.prod(shape) <= _LARGEST_GRID and len(shape) < 4:
         highest = int(space.high.max())
         if highest < 256 and space.low.min() >= 0:
-            says_nothing = highest == 255 and space.dtype == np.uint8 and len(shape) == 3  # MiniGrid, not RAM
+            # MiniGrid declares its small numbers as 0 to 255; flat bytes, such as Atari's RAM, do fill that range.
+            says_nothing = highest == 255 and space.dtype == np.uint8 and len(shape) == 3
             return Observation("grid", (int(np.prod(shape)),), _GRID_VALUES if says_nothing else highest + 1), shown
     raise UserError(f"env={name} shows observations of the kind {space}; {_KINDS}")

@@ -3,7 +3,7 @@
     loss = sum over steps of -advantage log pi(a) + baseline_cost (v - V)^2 / 2 - entropy_cost H(pi)
 
 divided by the steps of all processes (Espeholt et al. 2018, section 4.2; v and the advantage are V-trace's). Steps that
-pad a short unroll take no part in this loss, and windows that contain padding take none in the compression loss.
+pad a short unroll take no part in this loss, and only whole windows take part in the compression loss.
 
 It is to agents what engine/token_learner.py is to streams of tokens, and its steps count as tokens; the loop of both is
 engine/trainer.py. Each process has its share of the environments, and gradients are summed, so the update does not

@@ -33,10 +33,11 @@ def vtrace(
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
 ) -> VTrace:
-    """log_ratios [B, T]: log pi(a) - log mu(a); discounts [B, T]: 0 at an episode's last step and after it.
+    """Return the targets of B rows of T steps, by the formulas above.
 
-    values [B, T] are V(x_t), bootstrap [B] the value of what follows the last step. No target depends on steps after a
-    discount of 0, so short rows may be padded with anything finite.
+    log_ratios [B, T]: log pi(a) - log mu(a); discounts [B, T]: 0 at an episode's last step and after it. rewards
+    [B, T] follow the actions, values [B, T] are V(x_t), bootstrap [B] is the value of what follows the last step. No
+    target depends on steps after a discount of 0, so short rows may be padded with anything finite.
     """
     ratios_BT = log_ratios.exp()
     rhos_BT, cs_BT = ratios_BT.clamp(max=clip_rho), ratios_BT.clamp(max=clip_c)

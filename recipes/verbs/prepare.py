@@ -87,8 +87,8 @@ def prepare(
     """Turn a user's copy of a corpus into a data set in `data_dir`, a new folder.
 
     source: None for a corpus that is generated. overrides: `corpus.NAME=value` settings. Prints what each split
-    contains. Raises UserError for a wrong, truncated or damaged source, for a `data_dir` that is not empty, and if
-    another process is preparing it; in these cases nothing is left behind.
+    contains. Raises UserError for a wrong, truncated or damaged source, for a `data_dir` that is not empty or cannot be
+    replaced, and if another process is preparing it; in these cases nothing is left behind.
     """
     chosen, data_dir = find_recipe(recipe), Path(data_dir)
     config = corpus_config(chosen, overrides)

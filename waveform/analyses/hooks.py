@@ -34,7 +34,11 @@ def read_once(
     rows: int | None = None,
     chunk: int | None = None,
 ) -> Iterator[tuple[DealtWindow, ScoredWindow]]:
-    """Score the utterances `order` once, and show progress, with `what` as the work's name; chunk: as in `deal`."""
+    """Score the utterances `order` once; yield each window that was dealt with its scores.
+
+    what: the name of the work beside its progress. rows: read side by side; None: as many as `rows_of` says. chunk: as
+    in `deal`.
+    """
     total = sum(tokens.lengths[i] for i in order)
     with Progress(
         f"{what} {run.folder.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress

@@ -24,7 +24,7 @@ Write = Callable[[np.ndarray], None]  # gets [num, n] samples, fp32 in -1..1: th
 
 @dataclass(frozen=True)
 class Output:
-    """The sinks that a user asks for."""
+    """The sinks that a user asks for. Raises UserError if there is none, and for `raw` without stdout."""
 
     out: Path | str | None = None  # folder for WAV files, or the name of one file, *.wav; "-": stdout
     raw: bool = False  # on stdout, the samples without a WAV header

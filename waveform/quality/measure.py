@@ -93,7 +93,10 @@ def draw_samples(run: Sampled, config: QualityConfig) -> list[np.ndarray]:
 def real_clips(
     tokens: TokenSet, audio_format: AudioFormat, *, length: int, num: int, at_least: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Draw up to `num` clips [length] from the utterances of a split, none of which overlap, without replacement."""
+    """Draw up to `num` clips [length] from the utterances of a split, none of which overlap, without replacement.
+
+    Raises UserError if there are fewer than `at_least`.
+    """
     places = [
         (index, start)
         for index, total in enumerate(tokens.lengths)

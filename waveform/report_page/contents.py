@@ -1,4 +1,4 @@
-"""What a report shows of one kind of runs alone; of all kinds, it shows NLL by place, attention, training, settings."""
+"""What a report shows of one kind of runs, besides what all have: NLL by place, attention, training and settings."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

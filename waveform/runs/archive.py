@@ -3,8 +3,8 @@
     config.yaml  metrics.jsonl  checkpoints/step_N/  data/ (the vocabulary of a text)
 
 To open it, it is unpacked into a run folder, which is checked like any other. Unpacking trusts nothing: it makes only
-files with these names, of a single checkpoint, and large files are not compressed, so that they take at most 64 MiB
-more than the archive. All of that is checked before anything is written.
+files with these names, of a single checkpoint, and large files are not compressed, so that together the files take at
+most 64 MiB more than the archive. All of that is checked before anything is written.
 """
 
 import json
@@ -73,7 +73,7 @@ def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: I
 
 
 def _zip(place: Path, file: Path) -> None:
-    left = _MAX_DEFLATED_BYTES  # each compressed file takes at most an eighth of it, so there is room for any number
+    left = _MAX_DEFLATED_BYTES  # a file is compressed only if it takes at most an eighth of this, so it never runs out
     with zipfile.ZipFile(file, "w") as archive:
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
             name = path.relative_to(place).as_posix()

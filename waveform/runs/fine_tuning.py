@@ -46,7 +46,8 @@ def compose_from(
 
     It takes over the settings of the model and, unless `overrides` choose a preset, of training. If `run_dir` already
     contains a run, they are read there, because the origin may be gone. Raises UserError if there is no such run, if
-    the run in `run_dir` began in another way, and for fields of the model with which the weights would not fit.
+    the run in `run_dir` began in another way, for a study, whose settings would give way to those of the origin, and
+    for fields of the model with which the weights would not fit.
     """
     begun = run_dir if run_dir is not None and (run_dir / CONFIG_FILE).exists() else None
     before, record = _new(origin) if begun is None else _begun(begun, origin)

@@ -41,7 +41,7 @@ class TrainedRun:
     step: int
     train_seconds: float
     tokens_seen: int
-    given: Path  # what the user named: a folder, an archive or a bundled run
+    given: Path  # what the user named: a folder, an exported run, a bundled one or one on a hub
     unit: ClassVar[str] = "token"  # what users call its tokens
 
     @property
@@ -91,7 +91,7 @@ class TrainedRun:
 
 
 def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
-    """Open the newest checkpoint of a run: a run folder, an archive of one, or the name of a bundled run.
+    """Open the newest checkpoint of a run: a run folder, an exported run, a bundled run's name, or hf://owner/name.
 
     device: cpu, cuda, mps, or None for a CUDA GPU if there is one. model_fields: fields that change no parameter, for
     example a longer `memory` or `compressed` than in training; None: as in training. Raises UserError if there is no

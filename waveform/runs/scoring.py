@@ -142,7 +142,7 @@ class EvaluateOptions:
     """What a user chooses for the evaluation of a run."""
 
     split: str = "test"
-    # utterance | chunk | carry | clip: when state is reset; None: as the verb's page says
+    # utterance | chunk | carry | clip: when state is reset; None: as `TokenDomain.protocol` says
     protocol: str | None = None
     memory: int | None = None  # memory slots; None: as in training
     compressed: int | None = None  # compressed slots; None: as in training
@@ -171,7 +171,10 @@ class EvaluateOptions:
         return tokens if self.rows is None else tokens.cut(-(-tokens.num_tokens // self.rows))
 
     def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
-        """Dynamic evaluation, if chosen, with training's clip norm. Raises UserError if the run is being trained."""
+        """Dynamic evaluation, if chosen, with the clip norm and auxiliary weight of training.
+
+        Raises UserError if training's optimiser is to continue, but the run is still being trained.
+        """
         if not self.dynamic:
             return None
         train, lr, found = run.config["train"], self.dynamic_lr, None

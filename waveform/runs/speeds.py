@@ -12,7 +12,7 @@ from waveform.engine.turns import SLICE_S
 
 _FEWEST_SLICES = 8  # below that, quartiles say nothing
 _STEADY = 0.8  # least ratio of the slower quartile of slices to the faster one that passes for even speed
-_IDLE = 0.1  # most of the training time that may be spent waiting for a core
+_IDLE = 0.1  # largest share of the training time that may be spent waiting for a core
 _ALIKE = 0.9  # least ratio of two runs' shares of their undisturbed speed that passes for equal
 _UNDISTURBED = 0.9  # quantile of a run's slices that passes for an idle machine
 

@@ -68,6 +68,7 @@ def data_of_training(source: Path, run_dir: Path, config: dict[str, Any], *, wor
     """Open the data set at `source`, which is prepared first if it is raw audio.
 
     If the run in `run_dir` began with it, it is left as it is: files added since would change what the run learns from.
+    Raises UserError as `open_data` does, for data that is not audio, and if the run began with data of another format.
     """
     data_config: DataConfig = typed(DataConfig, config["data"], section="data")
     cache = cache_of(source, run_dir=run_dir).resolve()

@@ -25,7 +25,7 @@ _SPEED_SECONDS = 2.0  # for measuring how fast a run samples
 
 
 def metrics_of(run: TrainedRun, tokens: TokenSet, pieces: TokenSet, result: Evaluation) -> dict[str, Any]:
-    """Figures to set a run's NLL beside: of models that need no training, and of each label.
+    """What is reported beside a run's NLL: that of models which need no training, and its own by label.
 
     pieces: `tokens` as they were scored.
     """

@@ -40,7 +40,8 @@ class Sounds:
 def listen(samples: np.ndarray | Tensor, *, sample_rate_hz: int = AudioFormat.sample_rate_hz) -> Sounds:
     """Players of one sound [n] or of several [num, n], floats in [-1, 1], which a notebook's cell shows as its value.
 
-    Raises UserError for other shapes, integers, values that are not finite, and a rate that FLAC does not have.
+    Raises UserError for other shapes, integers, values that are not finite, and a rate that is not a whole number from
+    100 to 655,350.
     """
     sounds = np.atleast_2d(finite_floats(samples))
     if sounds.ndim != 2 or not sounds.size:

@@ -34,7 +34,7 @@ REAL = "real speech"
 ALONE = "linear-prediction"  # given as `listen`: sounds of linear prediction alone
 _SECONDS = Rule(lambda value: value <= 3600, "it must be at most 3600, as a page holds all of its sounds")
 _MOST_LABELS = 6  # for which a sound is drawn
-_GIVEN_S = 0.5  # most real speech that runs are given to continue; at most a quarter of a sound
+_GIVEN_S = 0.5  # length of the beginning that runs continue; at most a quarter of a sound
 _ONSET = 0.1  # share of a recording's peak at which speech has begun
 _BEFORE_ONSET_S = 0.05
 _SEARCHED_S = 5.0  # for the onset

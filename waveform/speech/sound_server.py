@@ -36,7 +36,7 @@ from waveform.system.errors import UserError
 from waveform.system.rules import POSITIVE, check_rules, whole_number
 
 _MAX_BODY_BYTES = 20 << 20
-_MOST_DIGITS = 18  # of a length that is read as a number; Python refuses 4,300 and more
+_MOST_DIGITS = 18  # of a length that is read as a number; Python refuses more than 4,300
 _PRIME_S = 10.0  # of an uploaded recording: its end
 _UPLOAD_S = 60.0  # for all of a recording to arrive
 _SILENT_S = 30.0  # a client that neither sends nor reads for so long counts as gone

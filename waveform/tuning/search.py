@@ -164,7 +164,7 @@ class _Search:
         return config, train_config
 
     def run(self) -> tuple[list[dict[str, Any]], Path]:
-        """Run trials until enough have ended or are run by other machines; returns as `search`."""
+        """Run trials until enough have ended or are run by other machines; return what `search` does."""
         first_run = replace(self.request, run_dir=self._run_dir(0))  # the data prepared for it serves all trials
         self._data = self.domain.open_data(first_run, self.base, world=self.world)
         self._valid = self._data.open_split("valid")

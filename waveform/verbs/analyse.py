@@ -33,7 +33,7 @@ class AnalysisConfig:
     """What the analyses read."""
 
     split: str = "test"
-    max_tokens: int = DEFAULT_TOKENS  # most that each run reads for the layers, for the heads, and for the contexts
+    max_tokens: int = DEFAULT_TOKENS  # most that each run reads for a figure: layers, heads, answers, contexts
     context_step: int | None = None  # tokens between context lengths; None: chosen by the models' reach
     memory: int | None = None  # memory slots; None: as in training
     compressed: int | None = None  # compressed slots; None: as in training

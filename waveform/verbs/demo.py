@@ -37,8 +37,9 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     """Train the three models of preset `demo` for equal time on the bundled speech, into `out_dir`.
 
     Writes data/, one run folder per model, report.html, comparison.json, samples/*.wav and demo.png. There are also
-    sounds of the bundled runs, which learned for longer, and on the page of linear prediction alone. After an
+    sounds of the bundled runs, which learned for longer, and, on the page, of linear prediction alone. After an
     interruption, calling it again continues.
+
     overrides: settings for the training of all three. Raises UserError if one names a model, and if `out_dir` contains
     files that are not of a demo.
     """

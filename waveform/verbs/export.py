@@ -66,9 +66,9 @@ def export(
 ) -> Path:
     """Write a run to `file`: settings, log, newest weights and its vocabulary, without its data; return the path.
 
-    format: `zip`, one file, or `hub`, a folder with `model.safetensors`, example sounds and a model card, for which
-    `card` is. optimiser: also what only training needs. Raises UserError as `load` does, if the vocabulary is gone, if
-    `file` exists, if the figures are of another run, and if the run itself was exported without its optimiser.
+    format: `zip`, one file, or `hub`, a folder with `model.safetensors`, example sounds and a model card. card: what
+    that says besides. optimiser: also what only training needs. Raises UserError as `load` does, if the vocabulary is
+    gone, if `file` exists, if the figures are of another run, and if the run itself was exported without its optimiser.
     """
     file, domain = Path(file), domain_of_runs([run_dir])
     if format == "hub" and optimiser:

@@ -56,7 +56,7 @@ def train_all(
     config_dir: Path | str | None = None,
     show_progress: bool = True,
 ) -> None:
-    """Train several runs on `source` in turn, in slices of seconds; resumes what is there.
+    """Train several runs on `source` in turn, in slices of seconds; resume what is there.
 
     runs: `key=value` settings of each run folder. Raises UserError as `train` does, for a setting before anything is
     prepared; if one run's loss stops being finite, the others lose 30 s at most. Raises Interrupted if a signal asks to

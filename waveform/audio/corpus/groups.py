@@ -117,7 +117,7 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
 
 
 def finished_records(group: Group, data_dir: Path) -> Records | None:
-    """Return the records that an interrupted run left of exactly this group, or None if they or a shard are damaged."""
+    """Return what an interrupted run recorded of exactly this group; None if nothing, or if something is damaged."""
     try:
         records: Records = json.loads(_record_path(group, data_dir).read_bytes())
         for shard in {record["shard"] for record in records.values() if "refused" not in record}:

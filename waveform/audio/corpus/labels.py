@@ -24,8 +24,8 @@ def find_labels(
     """Find the labels of the audio files `paths`. source: `folder`, `corpus`, a CSV file, or None for no labels.
 
     A file that the source leaves out has no label. layout: the folders, such as train/, that divide the files and are
-    not labels. corpus: the published corpus of the files. Raises UserError if the source labels no file at all, or one
-    that is not in `paths`, or has a name that cannot be a label.
+    not labels. corpus: the published corpus of the files. Raises UserError if the source cannot be read, labels no file
+    at all or one that is not in `paths`, or has a name that cannot be a label.
     """
     if source in (None, NONE):
         return {}

@@ -79,7 +79,7 @@ def prepare(
 
     corpus: the published corpus in `audio_dir`; only its recordings are used, divided as its authors did. partial:
     accept a part of it. executor: does the work on files, in processes that see both folders; None: this machine does.
-    Raises UserError for anything that a user can fix: no usable audio, a split that would be empty, split settings that
+    Raises UserError for anything that a user can fix: no usable audio, a split that would be empty, settings that
     differ from those of the data set, an incomplete corpus, another preparation that is running, a full disk.
     """
     config = config or DataConfig()
@@ -101,7 +101,7 @@ def prepare(
     wanted = _wanted(scan, division, corpus)
     asked = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else source_of(config.labels)
     now = _settings(audio_format, division.rule)
-    _read_previous(data_dir, now, asked, wanted)  # refuses another data set before anything else is checked
+    _read_previous(data_dir, now, asked, wanted)  # before the next checks, so that a wrong folder is refused as such
     require_all_splits(division, [file.path for file in wanted])
     paths = [*(file.path for file in wanted), *scan.refused]
     # Before anything is written, because a mistake in labels must leave no folder behind.
