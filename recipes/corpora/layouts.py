@@ -132,7 +132,7 @@ def _by_share(source: Source, config: CorpusConfig) -> Documents:
     files = source.texts
     waiting = sorted(files, key=lambda file: hashlib.blake2b(file.encode(errors="surrogateescape")).digest())
     total = sum(source.sizes[file] for file in files)
-    found: Documents = {}
+    dealt: dict[str, set[str]] = {}
     for split, share, num_left in (("test", config.test, 2), ("valid", config.valid, 1)):  # one file per split to come
         room = share * total
         taken: list[str] = []
@@ -140,8 +140,7 @@ def _by_share(source: Source, config: CorpusConfig) -> Documents:
             if source.sizes[file] <= room and len(waiting) - len(taken) > num_left:
                 taken.append(file)
                 room -= source.sizes[file]
-        taken = taken or [min(waiting, key=lambda file: source.sizes[file])]
-        waiting = [file for file in waiting if file not in set(taken)]
-        found[split] = [Document.whole(source, file) for file in sorted(taken)]
-    found["train"] = [Document.whole(source, file) for file in sorted(waiting)]
-    return found
+        dealt[split] = set(taken or [min(waiting, key=source.sizes.__getitem__)])
+        waiting = [file for file in waiting if file not in dealt[split]]
+    dealt["train"] = set(waiting)
+    return {split: [Document.whole(source, file) for file in sorted(chosen)] for split, chosen in dealt.items()}
