@@ -201,8 +201,7 @@ class TokenDomain(Domain):
         if dynamic is not None:
             learned = score(run, tokens, protocol=protocol, dynamic=dynamic, **how)
             apart["dynamic"] = {**describe_dynamic(learned, dynamic, plain=result), **metrics.of(learned)}
-        figures = self.figures(run, whole, result, options, metrics) | apart
-        return ScoredRun(run, result, figures)
+        return ScoredRun(run, result, self.figures(run, whole, result, options, metrics) | apart)
 
     def figures(
         self, run: TrainedRun, tokens: TokenSet, result: Evaluation, options: EvaluateOptions, metrics: Metrics

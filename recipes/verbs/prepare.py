@@ -146,8 +146,7 @@ def _write(
     total = sum(document.num_bytes for split in SPLITS for document in documents[split])
     with Progress(f"prepare {recipe.name}", total=total / _MEGABYTE, unit="MB", enabled=show_progress) as progress:
         for split, amount in amounts.items():
-            path = folder / f"{split}.shard"
-            with ShardWriter(path, vocab_size=tokenizer.vocab_size) as writer:
+            with ShardWriter(folder / f"{split}.shard", vocab_size=tokenizer.vocab_size) as writer:
                 for document in documents[split]:
                     read = _Counted(**vars(document), amount=amount, progress=progress)
                     amount.tokens += writer.write(document.name, tokenizer.encode(read))

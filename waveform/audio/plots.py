@@ -106,8 +106,7 @@ def save_demo_panel(
                 axes.tick_params(labelbottom=is_last)
                 axes.set_xlabel("seconds" * is_last)
             spectrograms.append(right)
-        bar = figure.colorbar(mesh, ax=spectrograms, fraction=0.025, pad=0.01, aspect=40)
-        bar.set_label("dB, 0 = full-scale sine")
+        figure.colorbar(mesh, ax=spectrograms, fraction=0.025, pad=0.01, aspect=40).set_label("dB, 0 = full-scale sine")
         _draw_curves(figure.add_subplot(grid[-1, :]), curves)
 
 

@@ -168,8 +168,7 @@ def run_command(
     # option with several values for more values. So it gets to see none.
     settings = [each for each in arguments if arguments[0] in with_settings and _SETTING.match(each)]
     rest = [each for each in arguments if each not in settings]
-    parse = parser(program, description, verbs)
-    known, others = parse.parse_known_args(rest)
+    known, others = parser(program, description, verbs).parse_known_args(rest)
     given = vars(known)
     verb = {verb.name: verb for verb in verbs}[given.pop("verb")]
     if unknown := [each for each in others if each.startswith("-") or verb.name not in with_settings]:

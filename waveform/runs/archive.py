@@ -76,8 +76,7 @@ def _zip(place: Path, file: Path) -> None:
     left = _MAX_DEFLATED_BYTES  # a file is compressed only if it takes at most an eighth of this, so it never runs out
     with zipfile.ZipFile(file, "w") as archive:
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
-            name = path.relative_to(place).as_posix()
-            entry = zipfile.ZipInfo(name, _TIME)
+            entry = zipfile.ZipInfo(path.relative_to(place).as_posix(), _TIME)
             entry.external_attr = 0o644 << 16
             size = path.stat().st_size
             large = size > left // 8

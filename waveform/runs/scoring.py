@@ -52,8 +52,7 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
             f"{run.given} was trained with a vocabulary of {trained}, and {folder} has one of {tokens.vocab_size}; "
             "prepare it as it was, or name data with that vocabulary with --data"
         )
-    known = run.config["dataset"]["checksums"].get(split)
-    if known != tokens.checksum:
+    if tokens.checksum != run.config["dataset"]["checksums"].get(split):
         print(
             f"warning: the {split} data of {folder} is not the one that {run.given} was trained with, and may include "
             "files that it was trained on",

@@ -155,10 +155,8 @@ class _Search:
 
     def _checked(self, drawn: dict[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
         """The configuration of a trial, with looks at the validation split. Raises UserError if a run refuses it."""
-        every_s = self.config.budget_s / _NUM_LOOKS
-        looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={every_s:g}")
-        settings = [*_DEFAULTS, *self._settings(drawn), *looks]
-        config = self.domain.compose(replace(self.request, overrides=settings))
+        looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={self.config.budget_s / _NUM_LOOKS:g}")
+        config = self.domain.compose(replace(self.request, overrides=[*_DEFAULTS, *self._settings(drawn), *looks]))
         train_config = typed(self.domain.train_config, config["train"], section="train")
         self.domain.check(self.request, config, train_config, world=self.world)
         return config, train_config
@@ -269,8 +267,7 @@ class _Search:
             raise Interrupted(result.asked_by)
         run = self.domain.load(run_dir, device=self.world.device.type)
         protocol = self.domain.protocol(config["train"], EvaluateOptions())
-        evaluation = score(run, self._valid, protocol=protocol, max_tokens=_MOST_TOKENS, world=self.world)
-        nats = evaluation.nats_per_token
+        nats = score(run, self._valid, protocol=protocol, max_tokens=_MOST_TOKENS, world=self.world).nats_per_token
         if not math.isfinite(nats):
             return self._fail(trial, f"its validation NLL is {nats}")
         self._note(trial, run.model, run.train_seconds, run.tokens_seen)

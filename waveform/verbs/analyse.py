@@ -72,7 +72,6 @@ def analyse(
     token_sets = [domain.open_split(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
     tokens = common_tokens(runs, token_sets, split=config.split)
     distances = domain.distances(runs[0], config.split)
-    labels = names_of(runs)
     figures: dict[str, Any] = {
         "split": config.split,
         "data_checksum": tokens.checksum,
@@ -91,7 +90,7 @@ def analyse(
                     run.model, vocab_size=tokens.vocab_size, window=run.window, device=run.device
                 ),
             }
-            for run, label in zip(runs, labels, strict=True)
+            for run, label in zip(runs, names_of(runs), strict=True)
         ],
         "effective_context": _context(runs, tokens, config, show_progress=show_progress),
     }

@@ -95,8 +95,7 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
             assert request.run_dir is not None
             look = domain.on_evaluate(data, train_config)
             context = RunContext(request.run_dir, world, unit=domain.unit, on_evaluate=look)
-            training = domain.open_training(data, config, train_config, context)
-            trainers.append(opened.enter_context(training))
+            trainers.append(opened.enter_context(domain.open_training(data, config, train_config, context)))
         say_threads(world, in_kernels=all(trainer.learner.runs_in_kernels for trainer in trainers))
         yield trainers
 
