@@ -11,7 +11,7 @@ from waveform.audio.plots import mel_decibels
 _BANDS = 20  # each the mean of four bands of the mel spectrogram
 _LOWEST_DB = -90.0  # below 16 bits, silence has no spectrum
 _END_FRAMES = 24  # of 40 ms, of which one begins every 20 ms: the last half second
-_REFERENCE_HZ = 100.0  # 0 semitones
+REFERENCE_HZ = 100.0  # 0 semitones
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str
     seconds = samples[: len(samples) // rate * rate].reshape(-1, rate)
     return Clip(
         pieces=np.stack([_spectral_statistics(second, sample_rate_hz=rate) for second in seconds]),
-        semitones=12 * np.log2(pitches[has_pitch] / _REFERENCE_HZ),
+        semitones=12 * np.log2(pitches[has_pitch] / REFERENCE_HZ),
         level_db=levels,
         shares={
             "frames with pitch": float(has_pitch.mean()),

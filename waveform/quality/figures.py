@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 from sklearn.covariance import ledoit_wolf
 
-from waveform.quality.clip import Clip
+from waveform.quality.clip import REFERENCE_HZ, Clip
 from waveform.runs.statistics import students_t
 
 Statistic = Callable[[Sequence[Clip]], float | None]  # None: there is nothing to measure
@@ -124,7 +124,7 @@ def _over_frames(reduce: Callable[[np.ndarray], Any], field: str, clips: Sequenc
 def _mean_pitch(clips: Sequence[Clip]) -> float | None:
     """Geometric mean of the pitch in Hz."""
     semitones = _over_frames(np.mean, "semitones", clips)
-    return None if semitones is None else 100.0 * 2 ** (semitones / 12)
+    return None if semitones is None else REFERENCE_HZ * 2 ** (semitones / 12)
 
 
 def _mean(field: str, name: str, clips: Sequence[Clip]) -> float:

@@ -54,7 +54,7 @@ def measure_quality(
     reference = real_clips(
         others, audio_format, length=length, num=max(_NUM_REFERENCE, fewest), at_least=fewest, rng=rng
     )
-    real = real_clips(held_out, audio_format, length=length, num=config.num, at_least=3, rng=rng)
+    real = real_clips(held_out, audio_format, length=length, num=config.num, at_least=FEWEST_CLIPS, rng=rng)
     noise = [_NOISE_AMPLITUDE * rng.standard_normal(length).astype(np.float32) for _ in range(config.num)]
     found = predictors()
     num_clips = len(runs) * config.num + len(real) + len(noise) + len(reference)
