@@ -128,7 +128,7 @@ def _hours(hours: float) -> str:
 
 def others_of(other: Mapping[str, int]) -> str:
     """`3 other files (2 .txt, 1 without suffix)`: how many files of which suffixes, the most frequent ones first."""
-    common = sorted(other.items(), key=lambda item: -item[1])[:3]
+    common = Counter(other).most_common(3)
     kinds = ", ".join(f"{count} {printable(suffix) or 'without suffix'}" for suffix, count in common)
     return f"{counted(sum(other.values()), 'other file')} ({kinds})"
 
