@@ -209,7 +209,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ValueError("it is too long for a configuration")
         config = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, msgspec.ValidationError) as error:
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         reason = " ".join(str(error).replace("`$.", "`").split())
         raise UserError(f"{path} is damaged: {reason}; restore it from a copy") from error
     except Exception as error:  # whatever a YAML parser raises

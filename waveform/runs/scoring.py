@@ -186,7 +186,7 @@ class EvaluateOptions:
             optimiser=self.dynamic_optimiser,
             lr=lr,
             checkpoint=found,
-            beta2=train.get("beta2", DynamicConfig.beta2),
+            beta2=train["beta2"],
             clip_norm=train["clip_norm"],
             aux_weight=train["aux_weight"],
             rows=self.rows or DynamicConfig.rows,
