@@ -34,6 +34,8 @@ several GPUs:
 """
 _SOURCE = path("source", "a folder of audio, or a data set that `prepare` made, of audio or text", metavar="SOURCE")
 _PLOT = common.plot("draw validation NLL in training; bits per answer by distance (recall); agents' returns")
+# The options that `evaluate` and `compare` both end with
+_FIGURES = (*common.QUALITY, *common.PLAYING, common.JSON, _PLOT, common.DEVICE)
 
 RUN_VERBS = (
     Verb(
@@ -103,11 +105,7 @@ RUN_VERBS = (
                 "default: 3e-2 with sgd, 3e-5 with adam; with continued, the last learning rate of training",
                 metavar="LR",
             ),
-            *common.QUALITY,
-            *common.PLAYING,
-            common.JSON,
-            _PLOT,
-            common.DEVICE,
+            *_FIGURES,
         ),
     ),
     Verb(
@@ -181,11 +179,7 @@ RUN_VERBS = (
                 "show what others published for a corpus (sc09, youtubemix, beethoven) beside runs on all of it",
                 metavar="NAME",
             ),
-            *common.QUALITY,
-            *common.PLAYING,
-            common.JSON,
-            _PLOT,
-            common.DEVICE,
+            *_FIGURES,
         ),
     ),
     Verb(
