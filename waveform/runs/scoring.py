@@ -117,7 +117,7 @@ def nll_by_label(result: Evaluation, tokens: TokenSet) -> list[dict[str, Any]]:
     `label` is None for utterances without one.
     """
     label_of = dict(zip(tokens.names, tokens.labels, strict=True))
-    wholes = [name if name in label_of else name.rpartition("#")[0] for name in result.names]  # pieces
+    wholes = [name if name in label_of else name.rpartition("#")[0] for name in result.names]  # of pieces NAME#i
     groups: dict[str | None, list[int]] = {}
     for i, whole in enumerate(wholes):
         if result.counts[i]:
