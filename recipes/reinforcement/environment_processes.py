@@ -53,8 +53,7 @@ class EnvironmentProcesses(Environments):
         return [np.concatenate(arrays) for arrays in zip(*self._ask("state"), strict=True)]
 
     def restore(self, state: Sequence[np.ndarray]) -> None:
-        rows = range(len(self._connections))
-        self._ask("restore", [[array[row : row + 1] for array in state] for row in rows])
+        self._ask("restore", [[array[row : row + 1] for array in state] for row in range(len(self._connections))])
 
     def picture(self) -> np.ndarray:
         return np.asarray(self._ask("picture")[0])

@@ -82,7 +82,6 @@ def _share(used: dict[str, dict[str, Any]], part: str, whole: str) -> float:
 
 def format_report(report: dict[str, Any], *, title: str) -> str:
     """Lay out a report as text for a terminal."""
-    duration = report["duration_s"]
     lines = [
         title,
         f"  total       {_hours(report['hours'])} in {counted(report['files'], 'file')}"
@@ -95,7 +94,7 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
         f"  split       {report['split']}",
         f"  rates       {_list_counts(report['sample_rates_hz'], 'Hz')}",
         f"  channels    {_list_counts(report['channels'], '')}",
-        "  durations   " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in duration.items()) + " s",
+        "  durations   " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in report["duration_s"].items()) + " s",
         f"  clipped     {100 * report['clipped_share']:.3f}% of samples (|x| >= 0.999)",
         f"  silent      {100 * report['silent_share']:.1f}% of 20-ms frames (RMS below -60 dBFS)",
     ]
