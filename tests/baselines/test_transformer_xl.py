@@ -35,6 +35,20 @@ def outputs(model: Any, tokens: torch.Tensor, cuts: list[int]) -> torch.Tensor:
     return laws.run(model, tokens, laws.fresh_state(model, len(tokens)), cuts)[0]
 
 
+def assert_gradient_of_the_task(model: Any, *runs: list[int], through_time: bool = False) -> None:
+    """Hidden vectors and the gradient of every parameter that the task reaches are the reference's, in all runs."""
+    model.carry_gradient = through_time
+    tokens = laws.random_tokens(sum(runs[0]))
+    weights = torch.randn(*tokens.shape, model.config.d_model, dtype=torch.float64)
+    expected = reference.run(model, model.config, tokens, cut_gradient=not through_time).hidden
+    trunk = {n: p for n, p in laws.split_parameters(model)[0].items() if not n.startswith("head.")}
+    for _ in implementations(model):
+        for cuts in runs:
+            actual = outputs(model, tokens, cuts)
+            laws.assert_same(actual, expected)
+            laws.assert_same_gradients((weights * actual).sum(), (weights * expected).sum(), trunk)
+
+
 # How published weights differ from the default, each alone and all together.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "default": {},
@@ -54,14 +68,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("option", PUBLISHED)
 def test_gradient_equals_published_formula(option: str) -> None:
     model = build(TransformerXL, **{"window": 5, "memory": 7, **PUBLISHED[option]})
-    tokens = laws.random_tokens(33)
-    weights = torch.randn(len(tokens), 33, SIZES["d_model"], dtype=torch.float64)
-    expected = reference.run(model, model.config, tokens).hidden
-    trunk = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
-    for _ in implementations(model):
-        actual = outputs(model, tokens, laws.even_cuts(33, 5))
-        laws.assert_same(actual, expected)
-        laws.assert_same_gradients((weights * actual).sum(), (weights * expected).sum(), trunk)
+    assert_gradient_of_the_task(model, laws.even_cuts(33, 5))
 
 
 def check_reach(model: Any, *, last: int, edge: int) -> None:

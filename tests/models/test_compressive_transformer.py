@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import laws
-from tests.baselines.test_transformer_xl import SIZES, check_reach, implementations
+from tests.baselines.test_transformer_xl import SIZES, assert_gradient_of_the_task, check_reach, implementations
 from tests.references import compressive_transformer as reference
 from waveform.engine import interface
 from waveform.models.compressive_transformer import CompressiveTransformer
@@ -142,32 +142,17 @@ def test_compression_loss_equals_reference(compression: str, loss: str, norm: st
             laws.assert_same_gradients((weights * actual).sum(), (weights * expected.sum(1)).sum(), compressor)
 
 
-def assert_gradient_of_the_task(config: Any, *runs: list[int], through_time: bool) -> None:
-    """Of every parameter that it reaches, as the reference has it, however the stream is cut."""
-    model, num_steps = build(config), sum(runs[0])
-    model.carry_gradient = through_time
-    tokens = laws.random_tokens(num_steps, batch_size=2)
-    weights = torch.randn(2, num_steps, config.d_model, dtype=torch.float64)
-    expected = reference.run(model, config, tokens, cut_gradient=not through_time).hidden
-    trunk, _ = laws.split_parameters(model)
-    reached = {name: parameter for name, parameter in trunk.items() if not name.startswith("head.")}
-    for _ in implementations(model):
-        for cuts in runs:
-            actual = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)[0]
-            laws.assert_same_gradients((weights * actual).sum(), (weights * expected).sum(), reached)
-
-
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("position", ["time", "contiguous"])
 def test_gradient_of_the_task_equals_reference(position: str, norm: str) -> None:
-    assert_gradient_of_the_task(small(norm=norm, compressed_position=position), [5] * 6, through_time=False)
+    assert_gradient_of_the_task(build(small(norm=norm, compressed_position=position)), [5] * 6)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_gradient_through_time_equals_reference(compression: str) -> None:
     """The last compression's output is never attended to in this stream, yet earlier ones reach every parameter."""
-    config = small(compression=compression, compression_loss="none")
-    assert_gradient_of_the_task(config, [27], laws.ragged_cuts(27, longest=8), through_time=True)
+    model = build(small(compression=compression, compression_loss="none"))
+    assert_gradient_of_the_task(model, [27], laws.ragged_cuts(27, longest=8), through_time=True)
 
 
 # Initial values
