@@ -1,5 +1,6 @@
 """What shows a training besides metrics.jsonl: TensorBoard; wandb and Trackio, stand-ins with their interface."""
 
+import math
 import sys
 from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
@@ -38,13 +39,13 @@ def test_events_are_on_the_disk_at_once_and_purged_by_a_resumed_run(tmp_path: Pa
 
 
 class _Run:
-    def __init__(self, given: dict[str, Any], fails_at: int | None) -> None:
+    def __init__(self, given: dict[str, Any], fails_at: float) -> None:
         self.given, self.fails_at = given, fails_at
         self.logged: list[tuple[int, dict[str, Any]]] = []
         self.finished = 0
 
     def log(self, values: dict[str, Any], *, step: int) -> None:
-        if self.fails_at is not None and step >= self.fails_at:
+        if step >= self.fails_at:
             raise ConnectionError("no route to host")
         assert not self.finished
         self.logged.append((step, values))
@@ -56,11 +57,13 @@ class _Run:
 class _Service(ModuleType):
     """Notes what it is called with; raises from step `fails_at`. As Trackio, a new run ends the current one."""
 
-    def __init__(self, name: str, fails_at: int | None = None) -> None:
+    def __init__(self, name: str, fails_at: float = math.inf) -> None:
         super().__init__(name)
         self.__spec__ = ModuleSpec(name, None)
         self.runs: list[_Run] = []
         self.fails_at = fails_at
+        self.Audio = lambda samples, *, sample_rate: ("audio", sample_rate)
+        self.Image = lambda image: ("image", image.ndim)
         self.current: ContextVar[_Run | None] = ContextVar("current", default=None)
 
     def init(self, **given: Any) -> "_Run":
@@ -69,12 +72,6 @@ class _Service(ModuleType):
         self.runs.append(_Run(given, self.fails_at))
         self.current.set(self.runs[-1])
         return self.runs[-1]
-
-    def Audio(self, samples: Any, *, sample_rate: int) -> tuple[str, int]:
-        return "audio", sample_rate
-
-    def Image(self, image: Any) -> tuple[str, int]:
-        return "image", image.ndim
 
 
 def train(tmp_path: Path, monkeypatch: MonkeyPatch, service: _Service, *settings: str) -> None:
