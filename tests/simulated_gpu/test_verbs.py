@@ -5,6 +5,7 @@ What the figures are means nothing here; that each verb comes to its end does.
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -21,7 +22,6 @@ from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
 from waveform.analyses import state_reuse
 from waveform.benchmarks import sampling, timing, training
 from waveform.benchmarks.child import Job
-from waveform.benchmarks.model import measure_model
 from waveform.engine import cuda_graph
 from waveform.models import linear_prediction
 from waveform.models.registry import model_names
@@ -114,9 +114,7 @@ def test_without_fp64(speech: Path, tmp_path: Path, model: str) -> None:
 
 def test_bench(gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(job: Job) -> dict[str, Any]:  # not in another process, which would not know of the device
-        scratch = tmp_path / job.title
-        scratch.mkdir()
-        return measure_model(**job.arguments, scratch=scratch)
+        return job.measure(**job.arguments, scratch=Path(mkdtemp(dir=tmp_path)))
 
     monkeypatch.setattr(bench, "run_in_child", run)
     options = ("--preset", "demo", "--audio-minutes", 0, "--batch-size", 2)
