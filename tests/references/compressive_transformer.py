@@ -42,7 +42,6 @@ class Reference:
 
     hidden: Tensor  # [B, T, D]
     aux: Tensor  # [B, complete windows]: the compression loss of each boundary, zero if nothing is compressed
-    rows: list[list[LayerMemory]]  # [B][layers], after the last complete window
 
 
 def run(model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool = True) -> Reference:
@@ -51,18 +50,15 @@ def run(model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool = True) -
     cut_gradient: no gradient crosses a window boundary, as when every call is one window; otherwise all of the stream
     is one graph (which includes the compressor only if it has no loss of its own).
     """
-    hiddens, losses, rows = [], [], []
+    hiddens, losses = [], []
     for row in tokens:
-        hidden, aux, memories = _run_row(model, config, row, cut_gradient=cut_gradient)
+        hidden, aux = _run_row(model, config, row, cut_gradient=cut_gradient)
         hiddens.append(torch.stack(hidden))
         losses.append(torch.stack(aux) if aux else hidden[0].new_zeros(0))
-        rows.append(memories)
-    return Reference(torch.stack(hiddens), torch.stack(losses), rows)
+    return Reference(torch.stack(hiddens), torch.stack(losses))
 
 
-def _run_row(
-    model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool
-) -> tuple[list[Tensor], list[Tensor], list[LayerMemory]]:
+def _run_row(model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool) -> tuple[list[Tensor], list[Tensor]]:
     configs = [_of_layer(config, i) for i in range(config.num_layers)]
     memories = [_initial_memory(model, of_layer) for of_layer in configs]
     hidden: list[Tensor] = []
@@ -86,7 +82,7 @@ def _run_row(
                 for layer, of_layer, slots, memory in zip(model.layers, configs, inputs, memories, strict=True)
             ]
             aux.append(sum(losses, torch.zeros_like(losses[0])) / len(losses))
-    return hidden, aux, memories
+    return hidden, aux
 
 
 def _position(config: Any) -> str:
