@@ -125,8 +125,7 @@ def test_what_differs_is_refused(place: Path, tmp_path: Path) -> None:
     assert "data.sample_rate_hz was 16000 and is 24000" in line and "leave the setting out" in line
     line = mistake(["compare", place / "run", place / "other run"])
     assert "read different tokens" in line and "data.quantiser was linear and is mu_law" in line
-    line = mistake(["evaluate", place / "run", "--data", place / "other data"])
-    assert "data.normalise was clip and is none" in line
+    assert "data.normalise was clip and is none" in mistake(["evaluate", place / "run", "--data", place / "other data"])
 
 
 def test_a_run_of_before_a_setting_existed_is_resumed(place: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -142,8 +141,7 @@ def test_a_run_of_before_a_setting_existed_is_resumed(place: Path, tmp_path: Pat
         patched.setattr(verb, "compose_config", without_the_scale)
         cli(*train)
     assert "normalise" not in read_config(tmp_path / "run")["data"]
-    line = mistake([*train, "data.normalise=clip"])
-    assert "began with other data: data.normalise was none and is clip" in line
+    assert "began with other data: data.normalise was none and is clip" in mistake([*train, "data.normalise=clip"])
     assert 'data.quantiser (was "mu_law", is "linear")' in mistake([*train, "data.quantiser=linear"])
     cli(*train, "train.max_steps=4")
 

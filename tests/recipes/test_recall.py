@@ -106,8 +106,7 @@ def test_runs_are_compared_by_distance(place: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("recipes.text.save_recall", lambda path, questions: drawn.extend(questions["recall"]))
     copy = shutil.copytree(place / "transformer_xl", tmp_path / "transformer_xl")
     runs = [place / "compressive_transformer", place / "transformer_xl", copy]
-    out = printed("compare", *runs, "--plot", tmp_path / "c.png")
-    assert "bits per answer by distance, chance 2.00" in out
+    assert "bits per answer by distance, chance 2.00" in printed("compare", *runs, "--plot", tmp_path / "c.png")
     assert drawn == ["compressive_transformer", f"transformer_xl ({runs[1]})", f"transformer_xl ({copy})"]
 
 

@@ -136,8 +136,7 @@ def test_what_does_not_fit_is_refused(go_on: GoOn, other: Path, speech: Path, tm
     assert "no such run folder" in mistake(["train", data, run, "--from", tmp_path / "nosuch"])
     assert not run.exists()
     go_on(run)
-    line = mistake(["train", data, run, *named, "--from-optimiser", *_SCHEDULE])
-    assert "optimiser (was false, is true)" in line
+    assert "optimiser (was false, is true)" in mistake(["train", data, run, *named, "--from-optimiser", *_SCHEDULE])
     line = mistake(["train", data, run, "--from", tmp_path, *_SCHEDULE])
     assert f'run (was "{speech / "run"}", is "{tmp_path}")' in line
     assert "did not begin from another one" in mistake(["train", speech / "data", speech / "run", *named])

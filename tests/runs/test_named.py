@@ -115,8 +115,7 @@ def test_a_run_goes_on_from_a_bundled_one(bundled: str, speech: Path, tmp_path: 
 def test_what_needs_the_data_says_so(bundled: str, archived: Path, speech: Path) -> None:
     shutil.copy(archived, "own.zip")
     for verb in ("evaluate", "compare", "analyse"):
-        line = mistake([verb, "own.zip"])
-        assert "own.zip is without the data that it was trained on" in line
+        assert "own.zip is without the data that it was trained on" in mistake([verb, "own.zip"])
     line = mistake(["train", speech / "data", "run", "--from", bundled, "--from-optimiser"])
     assert "was exported without its optimiser; leave out --from-optimiser" in line and not Path("run").exists()
     line = mistake(["export", bundled, "again.zip", "--optimiser"])

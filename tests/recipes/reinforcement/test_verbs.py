@@ -165,8 +165,7 @@ def test_memories_beyond_this_machine_are_refused_before_they_are_made(
             raise UserError(f"{what} would take too much; {remedy}")
 
     monkeypatch.setattr("waveform.engine.state_ram.require_ram", require)  # the machine's own limit is needed elsewhere
-    line = mistake(["evaluate", runs / "ct", "--episodes", 10])
-    assert f"the model's memories of {rows} rows would take" in line
+    assert f"the model's memories of {rows} rows would take" in mistake(["evaluate", runs / "ct", "--episodes", 10])
 
 
 def test_gymnasium_missing_is_one_line(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
@@ -206,8 +205,7 @@ class TestGymnasium:
         train = ["train", "rl", tmp_path / "m", SMOKE, f"env={MEMORY}", "train.max_steps=1"]
         line = mistake([*train, "env_options={view:3}"])
         assert "unexpected keyword argument 'view'" in line and line.endswith("check its name, package and options")
-        line = mistake([*train, "env_options={agent_view_size:2}"])
-        assert "cannot make it (AssertionError); check its name" in line
+        assert "cannot make it (AssertionError); check its name" in mistake([*train, "env_options={agent_view_size:2}"])
         run(*train, "env_options={agent_view_size:3}")
         opened = open_agent(tmp_path / "m", env=f'{MEMORY} {{"agent_view_size": 3}}')
         assert opened.actors(2).environments.observation.shape == (3 * 3 * 3,)
