@@ -31,10 +31,11 @@ def test_data_that_has_changed_is_warned_of_and_another_vocabulary_refused(tmp_p
         own_tokens(run, split="test")
 
 
-def test_a_run_from_before_a_setting_existed_is_scored_with_its_default(speech: Path, tmp_path: Path) -> None:
+def test_a_run_from_before_a_setting_existed_has_its_default(speech: Path, tmp_path: Path) -> None:
     shutil.copytree(speech / "run", tmp_path / "older")
     config = tmp_path / "older" / "config.yaml"
     content, num_lines = re.subn(r"  (state|update_period_from): .*\n", "", config.read_text())
     assert num_lines == 2
     config.write_text(content)
     cli("compare", speech / "run", tmp_path / "older")
+    cli("export", tmp_path / "older", tmp_path / "hub", "--format", "hub")  # which draws its learning curve

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.engine.metrics import METRICS_FILE, read_metrics
 from waveform.runs.archive import staged
-from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR, Saved
+from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR, Saved, with_defaults
 from waveform.runs.learning_curves import learning_curve, save_learning_curves
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors
@@ -80,7 +80,7 @@ def write_hub(
         for path in (run / METRICS_FILE, *(run / OWN_DATA_DIR).iterdir()):
             if path.exists():
                 os.replace(path, hub / path.name)
-        curve = learning_curve(read_metrics(hub), config["train"])
+        curve = learning_curve(read_metrics(hub), with_defaults(config)["train"])
         if curve.nats:
             save_learning_curves(hub / "learning-curve.png", [(config["model"]["name"], curve)], unit=unit)
         for name, example in (made := examples()).items():
