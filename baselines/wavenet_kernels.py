@@ -16,7 +16,7 @@ from baselines.wavenet import WaveNet
 from waveform.kernels.compiling import kernel
 from waveform.kernels.dense import ADD, RELU, SET, DenseWeights, dense, pad_last, zeros
 from waveform.kernels.draw import Draws, KernelDecoder, drawing
-from waveform.kernels.row_inputs import embed_rows, lay_out_head, lay_out_inputs, predict_logits
+from waveform.kernels.row_inputs import embed_rows, lay_out_ends, lay_out_head, predict_logits
 from waveform.kernels.rows import copy
 from waveform.kernels.threads import share_vectors, shared_out
 from waveform.kernels.vectors import LANES, at, get_int64, load, padded, sigmoid, store, tanh
@@ -102,35 +102,29 @@ class KernelWaveNetDecoder(KernelDecoder):
     @torch.inference_mode()
     def __init__(self, model: WaveNet, state: TokenState, *, int8: bool = False) -> None:
         config, weights = model.config, _lay_out_weights(model, int8=int8)
-        num_rows, num_layers, num_logits = len(state.trunk[0]), len(config.dilations), weights["head"].num_outputs
+        num_rows, num_layers = len(state.trunk[0]), len(config.dilations)
         width, num_gates = padded(config.residual_channels), padded(config.gate_channels)
         num_skip, num_end = padded(config.skip_channels), padded(config.head_width)
-        inputs, self._sound = lay_out_inputs(model, state, num_rows=num_rows, width=width)
+        ends, self._sound = lay_out_ends(model, state, head=weights["head"], num_rows=num_rows)
         fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.trunk]).float()
         fields = {
             **weights,
-            **inputs,
-            "num_rows": num_rows,  # B
+            **ends,
             "num_layers": num_layers,  # L
             "num_taps": config.kernel_size,  # K
-            "width": width,  # C'
             "num_gates": num_gates,  # G'
             "num_skip": num_skip,  # S'
             "num_end": num_end,  # E'
-            "num_logits": num_logits,  # V', and those of linear prediction
-            "num_classes": config.vocab_size,  # V
             # [sum of H, B, C']: step n of a layer at its start + n mod H
             "rings": pad_last(fifos).contiguous().numpy(),
             "starts": np.cumsum([0, *config.histories[:-1]]).astype(np.int64),
             "dilations": np.array(config.dilations, dtype=np.int64),
-            "x": zeros(num_rows, width),  # residual stream
             "taps": zeros(num_rows, config.kernel_size * width),  # input of a convolution
             "z": zeros(num_rows, 2 * num_gates),
             "gate": zeros(num_rows, num_gates),  # of one layer
             "gates": zeros(num_rows, num_layers * num_gates),
             "hidden": zeros(num_rows, num_skip),
             "mixed": zeros(num_rows, num_end),
-            "logits": zeros(num_rows, num_logits),
         }
         super().__init__(fields, read=tuple(weights.values()), num_phases=2 * num_layers + 2, int8=int8)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from waveform.kernels.dense import DenseWeights, as_vectors, pad_last
 from waveform.kernels.draw import NO_DRAWS, Draws, KernelDecoder
 from waveform.kernels.record import address
-from waveform.kernels.row_inputs import lay_out_head, lay_out_inputs
+from waveform.kernels.row_inputs import lay_out_ends, lay_out_head
 from waveform.kernels.slots import Windows, caches_read, lay_out_memory
 from waveform.kernels.step import CACHE_GROUPS, PHASES_PER_LAYER, PROJECT, lay_out_step, run
 from waveform.models.attention import position_query
@@ -41,10 +41,10 @@ class KernelTransformerDecoder(KernelDecoder):
         config = self._config = model.config
         weights, memory = _lay_out_weights(model, int8=int8), lay_out_memory(model, state.trunk, int8=int8)
         step = lay_out_step(model.kinds, weights, memory, epsilon=model.layers[0].attention_norm.eps)
-        inputs, self._sound = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
+        ends, self._sound = lay_out_ends(model, state, head=weights["head"], num_rows=len(state.trunk.steps))
         self._compressors = [_lay_out_compressor(layer) for layer in model.layers]  # kept: kernels only have addresses
         convolutions = np.array([address(each) for each in self._compressors])
-        fields = {**weights, "convolutions": convolutions, **inputs, **memory, **step}
+        fields = {**weights, "convolutions": convolutions, **ends, **memory, **step}
         super().__init__(
             fields,
             read=(*weights.values(), *caches_read(model.kinds, memory)),

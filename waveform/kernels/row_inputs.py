@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from waveform.kernels.compiling import kernel
-from waveform.kernels.dense import DenseWeights, as_vectors
+from waveform.kernels.dense import DenseWeights, as_vectors, zeros
 from waveform.kernels.density import add_density
 from waveform.kernels.prediction import ROW, advance, lay_out_rows
 from waveform.kernels.rows import add_rows, copy
@@ -32,13 +32,19 @@ _OTHERS = (
 )
 
 
-def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tuple[dict[str, Any], np.ndarray]:
-    """What the inputs of the rows of `state` are made of: the model's embedding, labels and linear prediction.
+def lay_out_ends(model: Any, state: Any, *, head: DenseWeights, num_rows: int) -> tuple[dict[str, Any], np.ndarray]:
+    """Inputs and logits of the rows of `state`, and what inputs are made of: embedding, labels and linear prediction.
 
-    num_rows: B; width: D'. Also returns records [B] of what rows have heard and expect; none without linear prediction.
+    num_rows: B. Also returns records [B] of what rows have heard and expect; none without linear prediction.
     """
-    labels, prediction = model.label_embedding, model.linear_prediction
+    labels, prediction, width = model.label_embedding, model.linear_prediction, padded(model.embedding.weight.shape[1])
     fields = {
+        "num_rows": num_rows,  # B
+        "width": width,  # D'
+        "num_classes": model.config.vocab_size,  # V
+        "num_logits": head.num_outputs,  # V', and those of linear prediction
+        "x": zeros(num_rows, width),  # inputs, then the residual stream
+        "logits": zeros(num_rows, head.num_outputs),
         "embedding": as_vectors(model.embedding.weight),  # [V + 1, D']
         "num_labels": 0 if labels is None else len(labels.table),  # 0: nothing is added
         "label_embedding": as_vectors(torch.zeros(0, width) if labels is None else labels.table),  # [N, D']

@@ -37,27 +37,21 @@ def lay_out_step(
     num_layers, rows, heads, num_blocks, d_head, _ = memory["keys"].shape
     width, d_padded, num_parts = padded(config.d_model), padded(d_head), -(-num_blocks // PART)
     num_projected, num_inner = weights["projection"].num_outputs, weights["feed_in"].num_outputs
-    num_logits = weights["head"].num_outputs
     compressing = [(min(each.groups, each.compressed), each.compression_rate) for each, _ in kinds]
     most_groups = max(num_groups for num_groups, _ in compressing)  # made at a window's end
     most_consumed = max(num_groups * rate for num_groups, rate in compressing)
     return {
-        "num_rows": rows,  # B
         "num_layers": num_layers,
         "d_model": config.d_model,
-        "width": width,  # D'
         "num_heads": heads,
         "d_head": d_head,
         "d_padded": d_padded,  # d'
         "num_features": config.num_position_features,  # P
         "num_projected": num_projected,  # 3 D' + (H P)'
         "num_inner": num_inner,  # F'
-        "num_logits": num_logits,  # V', and those of linear prediction
-        "num_classes": config.vocab_size,
         "num_parts": num_parts,
         "window": config.window,
         "epsilon": epsilon,
-        "x": zeros(rows, width),  # the residual stream
         "normed": zeros(rows, width),
         "projected": zeros(rows, num_projected),
         "rotated": zeros(rows, heads, config.num_position_features),
@@ -67,7 +61,6 @@ def lay_out_step(
         "parts": zeros(rows, heads, num_parts, d_padded),
         "mixed": zeros(rows, heads * d_padded),
         "inner": zeros(rows, num_inner),
-        "logits": zeros(rows, num_logits),
         # Of the layers that compress at a window's end, which have the same sizes
         "num_groups": 0,  # new compressed slots of a row
         "first_consumed": 0,  # the first step that they cover
