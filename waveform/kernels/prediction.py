@@ -90,30 +90,17 @@ def advance(x, at, row, bounds, log_widths, widening, features, for_head):
             d += coefficients[k, i + 3] * past[i + 3]
         expected[k] = min(max((a + b) + (c + d), -1.0), 1.0)
         for_head[k] = expected[k]
-        log_width = log_widths[class_of(expected[k], bounds)]
+        log_width = log_widths[np.searchsorted(bounds, expected[k], side="right")]
         features[_K * _E + k] = (for_head[_K + k] - log_width) / 2
     mean = expected.mean()
     for k in range(_K):
         features[_K * (_E + 2) + k] = min(max((expected[k] - mean) / mean_scale, -_CLIP), _CLIP) / 2
-    centre = class_of(mean, bounds)
+    centre = np.searchsorted(bounds, mean, side="right")
     for_head[2 * _K] = log_widths[centre]
     row.steps += 1
     if row.steps % _BLOCK == 0:
         _fit(x[at + 1 - _HISTORY : at + 1], row.moments, widening, coefficients)
     return centre
-
-
-@kernel
-def class_of(value, bounds):
-    """The class in which an amplitude lies."""
-    low, high = 0, len(bounds)
-    while low < high:
-        middle = (low + high) >> 1
-        if bounds[middle] <= value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @kernel
