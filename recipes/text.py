@@ -117,9 +117,7 @@ class Text(TokenDomain):
     def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
         return lambda tokens: f"{tokens.num_tokens:,} {data.modality['tokens']} of {data.modality['recipe']}"
 
-    def open_split(
-        self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
-    ) -> TokenSet:
+    def open_split(self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool) -> TokenSet:
         if data is not None:
             _refuse_other_vocabulary(
                 Path(run.given), Path(data), remedy="name data that was prepared with that vocabulary"

@@ -159,9 +159,7 @@ class TokenDomain(Domain):
         return run
 
     @abstractmethod
-    def open_split(
-        self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
-    ) -> TokenSet:
+    def open_split(self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool) -> TokenSet:
         """The tokens of a split of the run's own data set, or of another. Raises UserError."""
 
     def distances(self, run: TrainedRun, split: str) -> TokenSet | None:

@@ -121,7 +121,7 @@ def _prepared(recordings: Path, labels: str) -> Path:
     return folder
 
 
-def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
+def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool) -> TokenSet:
     """The tokens of a split of the run's own data set, or of another (prepared first if it is raw audio).
 
     A bundled run comes without its data, so it gets those of the bundled speech, or of the bundled voices if it knows
