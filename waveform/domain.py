@@ -88,9 +88,7 @@ class Domain(ABC):
         """Raises UserError for a source that is not what the settings, or the run that it begins from, need."""
         return None
 
-    def check(
-        self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
-    ) -> None:
+    def check(self, source: Path, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World) -> None:
         """Raises UserError, before anything is prepared or written, for sizes that do not fit, if they are known."""
         return None
 
@@ -120,10 +118,8 @@ class TokenDomain(Domain):
     family: ClassVar[ConfigFamily]
     tune_preset: ClassVar[str] = "cpu"  # small models, for which the search spaces are made
 
-    def check(
-        self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
-    ) -> None:
-        check_fits(config, train_config, dataset=self.dataset(request.source, config), world=world)
+    def check(self, source: Path, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World) -> None:
+        check_fits(config, train_config, dataset=self.dataset(source, config), world=world)
 
     def dataset(self, source: Path, config: dict[str, Any]) -> Mapping[str, Any]:
         """`vocab_size` and `modality` of what training will read."""

@@ -158,7 +158,7 @@ class _Search:
         looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={self.config.budget_s / _NUM_LOOKS:g}")
         config = self.domain.compose(replace(self.request, overrides=[*_DEFAULTS, *self._settings(drawn), *looks]))
         train_config = typed(self.domain.train_config, config["train"], section="train")
-        self.domain.check(self.request, config, train_config, world=self.world)
+        self.domain.check(self.request.source, config, train_config, world=self.world)
         return config, train_config
 
     def run(self) -> tuple[list[dict[str, Any]], Path]:

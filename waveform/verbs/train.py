@@ -87,7 +87,7 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
         for request, config, train_config in runs:
             assert request.run_dir is not None
             check_run_dir(request.run_dir)
-            domain.check(request, config, train_config, world=world)
+            domain.check(request.source, config, train_config, world=world)
             refuse_other_config(request.run_dir, config)
         data = domain.open_data(first, shared, world=world)
         trainers = []
