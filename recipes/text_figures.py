@@ -16,10 +16,10 @@ from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.ranks.distributed import World
-from waveform.report_page.contents import Material, ReportContents
+from waveform.report_page.contents import Figures, ReportContents
 from waveform.report_page.page import Table, Writing
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions, display_names, trained_on
+from waveform.runs.scoring import EvaluateOptions, Opened, display_names, trained_on
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, printable, table
 from waveform.system.errors import UserError
@@ -192,8 +192,8 @@ class TextContents(ReportContents):
     def max_tokens(self) -> int:
         return DEFAULT_TOKENS
 
-    def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
-        entries, writings = of.entries, self._writings(of.runs, of.world)
+    def shown(self, runs: dict[str, TrainedRun], entries: Figures, of: Opened) -> tuple[dict[str, Any], dict[str, Any]]:
+        writings = self._writings(runs, of.world)
         texts = f"; texts are of temperature {self.temperature:g}, nucleus {NUCLEUS:g}, seed {self.seed}"
         by_frequency = Table(*frequencies_of(entries)) if "perplexity_by_frequency" in entries[0] else None
         return {

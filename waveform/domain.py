@@ -27,7 +27,7 @@ from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, average_weights
-from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
+from waveform.runs.scoring import EvaluateOptions, Opened, ScoredRun, describe_dynamic, display_names, score
 from waveform.runs.settings import ConfigFamily
 from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.training import check_fits, open_training
@@ -235,20 +235,12 @@ class TokenDomain(Domain):
     def describe(self, figures: dict[str, Any]) -> str:
         """Figures of one run as text."""
 
-    def quality(
-        self,
-        runs: Sequence[TrainedRun],
-        config: QualityConfig | None,
-        tokens: TokenSet,
-        *,
-        data: Path | str | None,
-        world: World,
-    ) -> tuple[dict[str, Any], str] | None:
-        """How samples of runs sound beside `tokens`, if config asks for it, as JSON and as text, from the first rank.
+    def quality(self, of: Opened, config: QualityConfig | None) -> tuple[dict[str, Any], str] | None:
+        """How samples of runs sound beside their tokens, if config asks for it, as JSON and as text.
 
-        Raises UserError.
+        None on other ranks than the first. Raises UserError.
         """
-        if config is not None and config.quality and world.is_first:
+        if config is not None and config.quality and of.world.is_first:
             raise UserError("--quality is for runs on audio; leave it out")
         return None
 

@@ -3,26 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from waveform.analyses.nll_by_place import NllByPlace
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.token_set import TokenSet
-from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.scoring import EvaluateOptions, Opened
 
 Figures = list[dict[str, Any]]  # of each run, as `compare` returns them
-
-
-class Material(NamedTuple):
-    """What a page is made of, and by which processes."""
-
-    runs: dict[str, TrainedRun]  # by name, those with figures first
-    entries: Figures
-    tokens: TokenSet
-    data: Path | str | None  # if not the runs' own
-    world: World
 
 
 class ReportContents(ABC):
@@ -54,8 +43,9 @@ class ReportContents(ABC):
         return run.config
 
     @abstractmethod
-    def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
+    def shown(self, runs: dict[str, TrainedRun], entries: Figures, of: Opened) -> tuple[dict[str, Any], dict[str, Any]]:
         """Fields of the `Page`, and figures for its JSON.
 
-        Every rank of `of.world` calls this; the first one's result is shown.
+        runs: by name, first those of `of`, which have `entries`, then `others`. Every rank of `of.world` calls this;
+        the first one's result is shown.
         """

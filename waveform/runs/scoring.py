@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -87,6 +87,15 @@ def score(
                 run.model, tokens, config, dynamic, world=world, progress=progress, classes=classes
             )
         return evaluate_tokens(run.model, tokens, config, world=world, progress=progress, classes=classes)
+
+
+class Opened(NamedTuple):
+    """Runs that are scored on the same tokens, and by which processes."""
+
+    runs: Sequence[TrainedRun]
+    tokens: TokenSet
+    data: Path | str | None  # which has the tokens, if it is not the runs' own
+    world: World
 
 
 def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *, split: str) -> TokenSet:

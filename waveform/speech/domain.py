@@ -25,7 +25,7 @@ from waveform.engine.trainer import OnEvaluate
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions, ScoredRun, names_of
+from waveform.runs.scoring import EvaluateOptions, Opened, ScoredRun, names_of
 from waveform.runs.settings import typed
 from waveform.speech.config import SPEECH, SpeechTrainConfig, compose_config
 from waveform.speech.data import data_of_training, open_split, refuse_other_data
@@ -117,23 +117,15 @@ class Speech(TokenDomain):
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         return Metrics(of=partial(metrics_of, run, tokens, options.pieces(tokens)))
 
-    def quality(
-        self,
-        runs: Sequence[TrainedRun],
-        config: QualityConfig | None,
-        tokens: TokenSet,
-        *,
-        data: Path | str | None,
-        world: World,
-    ) -> tuple[dict[str, Any], str] | None:
-        if config is None or not config.quality or not world.is_first:
+    def quality(self, of: Opened, config: QualityConfig | None) -> tuple[dict[str, Any], str] | None:
+        if config is None or not config.quality or not of.world.is_first:
             return None
         from waveform.quality.measure import measure_quality  # loads librosa and more
         from waveform.quality.report import describe as describe_quality
 
-        others = open_split(runs[0], data=data, split="train", show_progress=False)
-        on_audio = [(name, run) for name, run in zip(names_of(runs), runs, strict=True) if isinstance(run, Run)]
-        measured = measure_quality(on_audio, config, held_out=tokens, others=others, show_progress=world.shows)
+        others = open_split(of.runs[0], data=of.data, split="train", show_progress=False)
+        on_audio = [(name, run) for name, run in zip(names_of(of.runs), of.runs, strict=True) if isinstance(run, Run)]
+        measured = measure_quality(on_audio, config, held_out=of.tokens, others=others, show_progress=of.world.shows)
         return asdict(measured), describe_quality(measured)
 
     def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun:

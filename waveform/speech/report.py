@@ -19,9 +19,10 @@ from waveform.engine.token_set import TokenSet
 from waveform.models.predictors_alone import predictors_alone_of
 from waveform.quality.config import FEWEST_CLIPS, QualityConfig
 from waveform.ranks.distributed import World
-from waveform.report_page.contents import Figures, Material, ReportContents
+from waveform.report_page.contents import Figures, ReportContents
 from waveform.report_page.page import Player, PlayerRow, Table, data_uri
 from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import Opened
 from waveform.speech.data import open_split
 from waveform.speech.figures import by_label_rows, note_of, rows_of
 from waveform.speech.run import Run, check_amount, load
@@ -106,8 +107,8 @@ class SoundContents(ReportContents):
         # Of the settings of data, only the format counts: training reads a data set in the format that it has.
         return run.config | {"data": vars(_on_audio(run).audio_format)}
 
-    def shown(self, of: Material) -> tuple[dict[str, Any], dict[str, Any]]:
-        heard, entries = {name: _on_audio(run) for name, run in of.runs.items()}, of.entries
+    def shown(self, runs: dict[str, TrainedRun], entries: Figures, of: Opened) -> tuple[dict[str, Any], dict[str, Any]]:
+        heard = {name: _on_audio(run) for name, run in runs.items()}
         names, first = list(heard)[: len(entries)], entries[0]
         rate = heard[names[0]].audio_format.sample_rate_hz
         quality = table = None

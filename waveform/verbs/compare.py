@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from waveform.domain import TokenDomain, domain_of_runs
-from waveform.engine.token_set import TokenSet
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
-from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions, ScoredRun, common_tokens
+from waveform.runs.scoring import EvaluateOptions, Opened, ScoredRun, common_tokens
 from waveform.runs.statistics import paired_interval
 from waveform.system.output import check_files, write_json
 
@@ -39,10 +37,10 @@ def compare(
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs(run_dirs)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
-        runs, tokens = open_runs(domain, run_dirs, options, data=data, world=world)
-        others = None if options.published is None else domain.published(runs, options, data=data)
-        sound = domain.quality(runs, quality_config, tokens, data=data, world=world)
-        scored = [domain.measure(run, tokens, options, world=world) for run in runs]
+        opened = open_runs(domain, run_dirs, options, data=data, world=world)
+        others = None if options.published is None else domain.published(opened.runs, options, data=data)
+        sound = domain.quality(opened, quality_config)
+        scored = [domain.measure(run, opened.tokens, options, world=world) for run in opened.runs]
         entries = entries_of(domain, scored) if world.is_first else []
         if others is not None:
             entries = [{**entry, "published": others} for entry in entries]
@@ -64,7 +62,7 @@ def open_runs(
     *,
     data: Path | str | None = None,
     world: World,
-) -> tuple[list[TrainedRun], TokenSet]:
+) -> Opened:
     """Open runs, and the tokens that all are scored on. Raises UserError if these differ."""
     runs = [domain.load_to_score(run_dir, options, world=world) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
@@ -73,7 +71,7 @@ def open_runs(
         domain.open_split(run, data=data, split=options.split, show_progress=world.shows and (i == 0 or data is None))
         for i, run in enumerate(runs)
     ]
-    return runs, common_tokens(runs, token_sets, split=options.split)
+    return Opened(runs, common_tokens(runs, token_sets, split=options.split), data, world)
 
 
 def entries_of(domain: TokenDomain, scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:

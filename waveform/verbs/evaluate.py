@@ -34,9 +34,9 @@ def evaluate(
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
-        (run,), tokens = open_runs(domain, [run_dir], options, data=data, world=world)
-        sound = domain.quality([run], quality_config, tokens, data=data, world=world)
-        scored = domain.measure(run, tokens, options, world=world)
+        opened = open_runs(domain, [run_dir], options, data=data, world=world)
+        sound = domain.quality(opened, quality_config)
+        scored = domain.measure(opened.runs[0], opened.tokens, options, world=world)
         figures = scored.figures | ({"quality": sound[0]} if sound else {})
         if world.shows:
             print("\n".join([domain.describe(figures), *(sound[1:] if sound else ())]))

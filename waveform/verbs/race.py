@@ -94,8 +94,8 @@ def race(
     run_dirs = [out_dir / f"{model}-{seed}" for seed in seeds for model in models]
     device = choose_device(read_config(run_dirs[0])["train"]["device"])
     world = World(device=torch.device(device), show_progress=show_progress)
-    opened, tokens = open_runs(domain, run_dirs, options, world=world)
-    scored = [domain.measure(run, tokens, options, world=world) for run in opened]
+    opened = open_runs(domain, run_dirs, options, world=world)
+    scored = [domain.measure(run, opened.tokens, options, world=world) for run in opened.runs]
     by_model = {model: scored[i :: len(models)] for i, model in enumerate(models)}
     baseline = domain.race_baseline if domain.race_baseline in by_model else models[0]
     columns = domain.race_columns(scored[0].figures)

@@ -11,7 +11,7 @@ from waveform.domain import domain_of_runs
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
-from waveform.report_page.contents import Material, ReportContents
+from waveform.report_page.contents import ReportContents
 from waveform.report_page.page import Page, require_each_once, require_page, settings_tables, write_page
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import ScoredRun, display_names
@@ -47,7 +47,8 @@ def report(
     require_each_once([*run_dirs, *contents.listen])
     options = contents.options
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
-        runs, tokens = open_runs(domain, run_dirs, options, data=data, world=world)
+        opened = open_runs(domain, run_dirs, options, data=data, world=world)
+        runs, tokens = opened.runs, opened.tokens
         others = contents.others(runs, device=world.device.type)
         train = runs[0].config["train"]  # the others reset their state at the same places, or were refused
         protocol, max_tokens = domain.protocol(train, options), contents.max_tokens
@@ -73,7 +74,7 @@ def report(
         attention = world.share(
             [partial(_attention, run, tokens, label=name, show_progress=world.shows) for name, run in named.items()]
         )
-        parts, figures = contents.shown(Material(named | others, entries, tokens, data, world))
+        parts, figures = contents.shown(named | others, entries, opened)
         figures = {
             "comparison": entries,
             "by_place": [{"label": name, **place.figures()} for name, place in zip(names, places, strict=True)],
