@@ -10,7 +10,6 @@ from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.episodes import is_recall, read_distances
 from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
 from recipes.verbs.sample import NUCLEUS, Prefixes, continue_documents
-from waveform.analyses.layers import DEFAULT_TOKENS
 from waveform.domain import Metrics
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
@@ -183,14 +182,6 @@ class TextContents(ReportContents):
     @property
     def sampling(self) -> SamplingConfig:
         return SamplingConfig(temperature=self.temperature, top_p=NUCLEUS, seed=self.seed)
-
-    @property
-    def options(self) -> EvaluateOptions:
-        return EvaluateOptions(rows=self.rows, split=self.split)
-
-    @property
-    def max_tokens(self) -> int:
-        return DEFAULT_TOKENS
 
     def shown(self, runs: dict[str, TrainedRun], entries: Figures, of: Opened) -> tuple[dict[str, Any], dict[str, Any]]:
         writings = self._writings(runs, of.world)

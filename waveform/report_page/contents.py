@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from waveform.analyses.layers import DEFAULT_TOKENS
 from waveform.analyses.nll_by_place import NllByPlace
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.token_set import TokenSet
@@ -18,17 +19,18 @@ class ReportContents(ABC):
     """A dataclass of what users choose, for each kind of runs, and what follows from it."""
 
     split: str
+    rows: int | None = None  # pieces that the split is cut into to be scored; None: whole utterances
     listen: Sequence[Path | str] = ()  # further runs, of which only samples are shown
 
     @property
     def options(self) -> EvaluateOptions:
         """How runs are scored."""
-        return EvaluateOptions(split=self.split)
+        return EvaluateOptions(rows=self.rows, split=self.split)
 
     @property
-    @abstractmethod
     def max_tokens(self) -> int | None:
         """About how many tokens are scored by place; None: all."""
+        return DEFAULT_TOKENS
 
     def result(self, tokens: TokenSet, places: NllByPlace, *, protocol: str) -> Evaluation | None:
         """The NLL in the tables, if it can be computed from that by place; None: it is measured as `evaluate` does."""
