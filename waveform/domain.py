@@ -278,9 +278,7 @@ class TokenDomain(Domain):
     def format_table(self, entries: Sequence[dict[str, Any]]) -> str:
         """A comparison as text."""
 
-    def published(
-        self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
-    ) -> list[dict[str, Any]]:
+    def published(self, of: Opened, options: EvaluateOptions) -> list[dict[str, Any]]:
         """What others published for options.published, to be shown beside runs.
 
         Raises UserError if the runs were not trained, or would not be scored, as those of others were.

@@ -135,14 +135,12 @@ class Speech(TokenDomain):
         speeds = [sampling_speed(one.run) for one in scored]
         return [{**entry, "sampling_tokens_per_second": speed} for entry, speed in zip(entries, speeds, strict=True)]
 
-    def published(
-        self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
-    ) -> list[dict[str, Any]]:
+    def published(self, of: Opened, options: EvaluateOptions) -> list[dict[str, Any]]:
         corpus = find_published(str(options.published))
         if options.rows is not None or options.stride is not None:
             raise UserError("--published compares clips that are scored whole; leave --rows and --stride out")
-        for run in runs:
-            folder = Path(run.config["dataset"]["path"] if data is None else data)
+        for run in of.runs:
+            folder = Path(run.config["dataset"]["path"] if of.data is None else of.data)
             tested_on = read_dataset(folder).modality if is_dataset(folder) else {}  # raw audio does not say
             protocol = self.protocol(run.config["train"], options)
             require_same(corpus, run.given, run.config, tested_on=tested_on, protocol=protocol, split=options.split)

@@ -38,7 +38,7 @@ def compare(
     options, domain = options or EvaluateOptions(), domain_of_runs(run_dirs)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         opened = open_runs(domain, run_dirs, options, data=data, world=world)
-        others = None if options.published is None else domain.published(opened.runs, options, data=data)
+        others = None if options.published is None else domain.published(opened, options)
         sound = domain.quality(opened, quality_config)
         scored = [domain.measure(run, opened.tokens, options, world=world) for run in opened.runs]
         entries = entries_of(domain, scored) if world.is_first else []
