@@ -235,14 +235,14 @@ class TokenDomain(Domain):
     def describe(self, figures: dict[str, Any]) -> str:
         """Figures of one run as text."""
 
-    def quality(self, of: Opened, config: QualityConfig | None) -> tuple[dict[str, Any], str] | None:
-        """How samples of runs sound beside their tokens, if config asks for it, as JSON and as text.
+    def quality(self, of: Opened, config: QualityConfig | None) -> tuple[dict[str, Any], list[str]]:
+        """What to add to the figures of runs, and lines to print below, if config asks how their samples sound.
 
-        None on other ranks than the first. Raises UserError.
+        They are compared with clips of `of.tokens`, by the first rank. Raises UserError.
         """
         if config is not None and config.quality and of.world.is_first:
             raise UserError("--quality is for runs on audio; leave it out")
-        return None
+        return {}, []
 
     # Comparisons
 

@@ -117,16 +117,16 @@ class Speech(TokenDomain):
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         return Metrics(of=partial(metrics_of, run, tokens, options.pieces(tokens)))
 
-    def quality(self, of: Opened, config: QualityConfig | None) -> tuple[dict[str, Any], str] | None:
+    def quality(self, of: Opened, config: QualityConfig | None) -> tuple[dict[str, Any], list[str]]:
         if config is None or not config.quality or not of.world.is_first:
-            return None
+            return {}, []
         from waveform.quality.measure import measure_quality  # loads librosa and more
         from waveform.quality.report import describe as describe_quality
 
         others = open_split(of.runs[0], data=of.data, split="train", show_progress=False)
         on_audio = [(name, run) for name, run in zip(names_of(of.runs), of.runs, strict=True) if isinstance(run, Run)]
         measured = measure_quality(on_audio, config, held_out=of.tokens, others=others, show_progress=of.world.shows)
-        return asdict(measured), describe_quality(measured)
+        return {"quality": asdict(measured)}, [describe_quality(measured)]
 
     def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun:
         return next((one for one in scored if one.run.name == self.race_baseline), scored[0])

@@ -38,16 +38,12 @@ def compare(
     options, domain = options or EvaluateOptions(), domain_of_runs(run_dirs)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         opened = open_runs(domain, run_dirs, options, data=data, world=world)
-        others = None if options.published is None else domain.published(opened, options)
-        sound = domain.quality(opened, quality_config)
+        published = {} if options.published is None else {"published": domain.published(opened, options)}
+        quality, below = domain.quality(opened, quality_config)
         scored = [domain.measure(run, opened.tokens, options, world=world) for run in opened.runs]
-        entries = entries_of(domain, scored) if world.is_first else []
-        if others is not None:
-            entries = [{**entry, "published": others} for entry in entries]
-        if sound:
-            entries = [{**entry, "quality": sound[0]} for entry in entries]
+        entries = [{**entry, **published, **quality} for entry in entries_of(domain, scored)] if world.is_first else []
         if world.shows:
-            print("\n".join([domain.format_table(entries), *(sound[1:] if sound else ())]))
+            print("\n".join([domain.format_table(entries), *below]))
         if world.is_first:
             write_json(json_file, entries)
             if plot_file is not None:

@@ -35,11 +35,11 @@ def evaluate(
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])
     with job(device=device, timeout_s=SCORING_TIMEOUT_S, show_progress=show_progress) as world:
         opened = open_runs(domain, [run_dir], options, data=data, world=world)
-        sound = domain.quality(opened, quality_config)
+        quality, below = domain.quality(opened, quality_config)
         scored = domain.measure(opened.runs[0], opened.tokens, options, world=world)
-        figures = scored.figures | ({"quality": sound[0]} if sound else {})
+        figures = scored.figures | quality
         if world.shows:
-            print("\n".join([domain.describe(figures), *(sound[1:] if sound else ())]))
+            print("\n".join([domain.describe(figures), *below]))
         if world.is_first:
             write_json(json_file, figures)
             if plot_file is not None:
