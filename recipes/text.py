@@ -93,6 +93,7 @@ class Text(TokenDomain):
     verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.verbs.sample:sample"}
     asked: ClassVar[Mapping[str, type[TextContents]]] = {"contents": TextContents}
     family = _TEXT
+    race_metrics = UNITS
     load = staticmethod(load)
     format_table = staticmethod(format_table)
     scope = staticmethod(scope_of)
@@ -160,6 +161,3 @@ class Text(TokenDomain):
             return super().save_plot(path, scored, entries)
         names = display_names(entries)
         save_recall(path, {"recall": {name: [entry] for name, entry in zip(names, entries, strict=True)}})
-
-    def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:
-        return {name: heading for name, heading in UNITS.items() if name in entry}

@@ -248,6 +248,8 @@ class TokenDomain(Domain):
 
     race_models: ClassVar[Sequence[str]] = ("compressive_transformer", "transformer_xl")
     race_baseline: ClassVar[str] = "transformer_xl"  # with which the others are compared
+    # Metrics that a race shows besides NLL, of runs that have them, and what their columns are called
+    race_metrics: ClassVar[Mapping[str, str]] = {}
 
     def refuse_unlike(self, runs: Sequence[TrainedRun], options: EvaluateOptions) -> None:
         """Raises UserError for runs that would not be scored alike."""
@@ -292,10 +294,6 @@ class TokenDomain(Domain):
             [(label, one.curve) for label, one in zip(display_names(entries), scored, strict=True)],
             unit=self.unit,
         )
-
-    def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:
-        """Metrics of a run that a race shows besides NLL, and what their columns are called."""
-        return {}
 
     @abstractmethod
     def scope(self, entry: dict[str, Any]) -> str:

@@ -98,7 +98,7 @@ def race(
     scored = [domain.measure(run, opened.tokens, options, world=world) for run in opened.runs]
     by_model = {model: scored[i :: len(models)] for i, model in enumerate(models)}
     baseline = domain.race_baseline if domain.race_baseline in by_model else models[0]
-    columns = domain.race_columns(scored[0].figures)
+    columns = {name: heading for name, heading in domain.race_metrics.items() if name in scored[0].figures}
     figures: dict[str, Any] = {
         "models": [
             {"model": model, **_summary(of_model, by_model[baseline]), "seeds": seeds}
