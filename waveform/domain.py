@@ -246,6 +246,8 @@ class TokenDomain(Domain):
 
     # Comparisons
 
+    # Others are compared with the first run of this model; if there is none, with the first run
+    baseline_model: ClassVar[str | None] = None
     race_models: ClassVar[Sequence[str]] = ("compressive_transformer", "transformer_xl")
     race_baseline: ClassVar[str] = "transformer_xl"  # with which the others are compared
     # Metrics that a race shows besides NLL, of runs that have them, and what their columns are called
@@ -267,10 +269,6 @@ class TokenDomain(Domain):
                 "give --protocol utterance, or --rows for text, which report takes too, or train them with the same "
                 "train.state and train.chunk"
             )
-
-    def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun:
-        """The run that the others are compared with."""
-        return scored[0]
 
     def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
         """The figures of a comparison, with what the domain adds."""

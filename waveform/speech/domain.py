@@ -48,7 +48,7 @@ class Speech(TokenDomain):
     train_config = SpeechTrainConfig
     family = SPEECH
     race_models = ("compressive_transformer", "transformer_xl", "wavenet")
-    race_baseline = "wavenet"
+    baseline_model = race_baseline = "wavenet"
     tune_preset = "demo"  # for small models, with a schedule by time
     asked: ClassVar[Mapping[str, type[SoundContents]]] = {"contents": SoundContents}
     load = staticmethod(load)
@@ -127,9 +127,6 @@ class Speech(TokenDomain):
         on_audio = [(name, run) for name, run in zip(names_of(of.runs), of.runs, strict=True) if isinstance(run, Run)]
         measured = measure_quality(on_audio, config, held_out=of.tokens, others=others, show_progress=of.world.shows)
         return {"quality": asdict(measured)}, [describe_quality(measured)]
-
-    def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun:
-        return next((one for one in scored if one.run.name == self.race_baseline), scored[0])
 
     def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
         speeds = [sampling_speed(one.run) for one in scored]

@@ -72,7 +72,7 @@ def open_runs(
 
 def entries_of(domain: TokenDomain, scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
     """The figures of runs that were scored on the same tokens, as `compare` returns them."""
-    baseline = domain.baseline(scored)
+    baseline = next((one for one in scored if one.run.name == domain.baseline_model), scored[0])
     entries = [
         {
             **one.all_figures,
