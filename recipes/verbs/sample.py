@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from recipes.corpora.tokenizers import UNKNOWN, TextTokenizer, detokenize, load_tokenizer
+from waveform.domain import domain_of_runs
 from waveform.engine.dataset import is_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
-from waveform.runs.opened import TrainedRun, open_run
-from waveform.runs.scoring import own_tokens
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import EvaluateOptions, own_tokens
 from waveform.system.console import counted
 from waveform.system.errors import UserError
 from waveform.system.rules import check_rules, whole_number
@@ -67,7 +68,7 @@ def sample(
     if prompt and prefixes.documents is not None:
         raise UserError("--prompt and --documents both say what to continue; give one of them")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
-        run = open_run(run_dir, device=world.device.type)
+        run = domain_of_runs([run_dir]).load_to_score(run_dir, EvaluateOptions(), world=world)
         if prefixes.documents is not None:
             every = continue_documents(run, prefixes, num_tokens=num_tokens, sampling=sampling, world=world)
             text = "\n".join(

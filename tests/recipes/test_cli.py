@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -301,6 +302,14 @@ def test_samples_continue_held_out_documents(place: Path) -> None:
     both = ["sample", place / "run", "--documents", 1, "--prompt", "kaka"]
     assert "--prompt and --documents both" in mistake(both)
     assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0])
+
+
+def test_processes_that_read_different_steps_to_sample_read_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Mock(side_effect=Text.load)
+    monkeypatch.setattr(Text, "load", reading)
+    monkeypatch.setattr("waveform.ranks.distributed.World.largest", Mock(side_effect=[[9, -4], [9, -9]]))
+    printed("sample", place / "run", "--documents", 1, "--prefix", 4, "--tokens", 1)
+    assert reading.call_count == 2
 
 
 def test_samples_depend_on_prompt_and_seed_alone(place: Path, tmp_path: Path, capsys: Capsys) -> None:
