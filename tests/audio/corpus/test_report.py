@@ -12,6 +12,7 @@ from tests.audio.conftest import write_audio
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import Scan
+from waveform.engine.dataset import Dataset
 from waveform.system.console import printable
 
 
@@ -95,7 +96,9 @@ def test_odd_names_are_printed_escaped() -> None:
         "split": "train", "duration_s": 1.0, "sample_rate_hz": 8000, "channels": 1,
         "samples": 8000, "clipped": 0, "frames": 50, "silent": 0, "digest": "00",
     }  # fmt: skip
-    report = build_report({"\udce9\n.wav": record}, scan=Scan(), split="by hash", sample_rate_hz=24_000)
+    sources, modality = {"files": {"\udce9\n.wav": record}}, {"sample_rate_hz": 24_000}
+    dataset = Dataset(Path("data"), 256, modality, splits={}, sources=sources)
+    report = build_report(dataset, scan=Scan(), split="by hash")
     text = format_report(report, title="data")
     text.encode("utf-8")
     assert "\\udce9\\n.wav (8000 Hz)" in text

@@ -139,13 +139,7 @@ def prepare(
         )
         dataset = old if old is not None and dataset == replace(old, digests={}) else write_dataset(dataset)
         _clean(dataset)
-        report = build_report(
-            dataset.sources["files"],
-            scan=scan,
-            split=division.said,
-            sample_rate_hz=audio_format.sample_rate_hz,
-            labels=dataset.labels,
-        )
+        report = build_report(dataset, scan=scan, split=division.said)
         content, report_file = json.dumps(report, indent=1).encode(), data_dir / REPORT_FILE
         if not report_file.is_file() or report_file.read_bytes() != content:
             write_file(report_file, content)

@@ -15,26 +15,19 @@ import numpy as np
 
 from waveform.audio.corpus.scan import Scan
 from waveform.audio.corpus.splits import SPLITS
+from waveform.engine.dataset import Dataset
 from waveform.system.console import counted, printable
 
 _MAX_LINES = 20  # printed of a list; the JSON has them all
 _QUANTILES = {"min": 0, "5%": 5, "50%": 50, "95%": 95, "max": 100}
 
 
-def build_report(
-    files: dict[str, dict[str, Any]],
-    *,
-    scan: Scan,
-    split: str,
-    sample_rate_hz: int,
-    labels: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Sum up the records of a data set's `files` and what the scan refused (see the module for definitions).
-
-    labels: path -> label, of the files used that have one.
+def build_report(dataset: Dataset, *, scan: Scan, split: str) -> dict[str, Any]:
+    """Sum up a data set's records of files and what the scan refused (see the module for definitions).
 
     The result depends only on the audio folder, so an unchanged folder gives an unchanged report.
     """
+    files, labels, sample_rate_hz = dataset.sources["files"], dataset.labels, dataset.modality["sample_rate_hz"]
     used = {path: record for path, record in files.items() if "refused" not in record}
     refused = {path: record["refused"] for path, record in files.items() if "refused" in record} | scan.refused
     durations_s = [record["duration_s"] for record in used.values()]
