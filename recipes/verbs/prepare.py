@@ -149,7 +149,7 @@ def _write(
             with ShardWriter(folder / f"{split}.shard", vocab_size=tokenizer.vocab_size) as writer:
                 for document in documents[split]:
                     read = _Counted(**vars(document), amount=amount, progress=progress)
-                    amount.tokens += writer.write(document.name, tokenizer.encode(read))
+                    amount.tokens += writer.write(document.name, tokenizer.encode(read)).length
             recipe.require_tokens(source, split, amount.tokens)
     words_are = {split: _words_are(amount.words, recipe.num_words.get(split)) for split, amount in amounts.items()}
     save_tokenizer(tokenizer, folder)

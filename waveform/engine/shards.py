@@ -77,8 +77,8 @@ class ShardWriter:
             self._file.write(bytes(_HEADER.size))
         return self
 
-    def write(self, name: str, blocks: Iterable[np.ndarray | Sequence[int]]) -> int:
-        """Write an utterance, whose blocks are tokens [n], each in 0..vocab_size - 1; returns how many it has.
+    def write(self, name: str, blocks: Iterable[np.ndarray | Sequence[int]]) -> Utterance:
+        """Write an utterance, whose blocks are tokens [n], each in 0..vocab_size - 1; returns where it lies.
 
         If `blocks` raise an exception, nothing is left of the utterance.
         """
@@ -99,9 +99,10 @@ class ShardWriter:
                 self._file.seek(start)
                 self._file.truncate()
             raise
+        written = Utterance(name, int(self._counts.sum()), length, digest.hexdigest())
         self._counts += counts
-        self._index.utterances.append((name, length, digest.hexdigest()))
-        return length
+        self._index.utterances.append((name, length, written.digest))
+        return written
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

@@ -87,31 +87,23 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
             raise UserError(f"{socket.gethostname()} does not see {folder}; all workers need the same folders")
     partial = data_dir / UNFINISHED / f"{group.key}.{uuid4().hex}.shard"
     records: Records = {}
-    file_of: dict[str, str] = {}  # utterance -> the file that it comes from
     with ShardWriter(partial, vocab_size=NUM_CLASSES) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
             try:
                 try:
-                    about, names = _write_file(writer, file.path, audio_dir, group.audio_format)
+                    record |= _write_file(writer, file.path, audio_dir, group.audio_format)
                 except DecodingProcessDied:  # once more: the file may not have been the reason
-                    about, names = _write_file(writer, file.path, audio_dir, group.audio_format)
+                    record |= _write_file(writer, file.path, audio_dir, group.audio_format)
             except RefusedFile as refusal:
                 record["refused"] = refusal.reason
                 if isinstance(refusal, DecodingProcessDied):  # perhaps for lack of RAM; the next run tries again
                     record["died"] = True
-            else:
-                record |= about
-                file_of |= dict.fromkeys(names, file.path)
             records[file.path] = record
-    utterances = Shard(partial).utterances
-    shard = _name_by_content(partial, utterances, group.split, data_dir)
-    digests: dict[str, list[str]] = {}
-    for utterance in utterances:
-        digests.setdefault(file_of[utterance.name], []).append(utterance.digest)
-    for path, of_file in digests.items():
-        joined = hashlib.blake2b("".join(of_file).encode(), digest_size=16).hexdigest()
-        records[path] |= {"shard": shard, "digest": of_file[0] if len(of_file) == 1 else joined}
+    shard = _name_by_content(partial, Shard(partial).utterances, group.split, data_dir)
+    for record in records.values():
+        if "refused" not in record:
+            record["shard"] = shard
     write_file(_record_path(group, data_dir), json.dumps(records).encode())
     return records
 
@@ -127,12 +119,10 @@ def finished_records(group: Group, data_dir: Path) -> Records | None:
         return None
 
 
-def _write_file(
-    writer: ShardWriter, name: str, audio_dir: Path, audio_format: AudioFormat
-) -> tuple[dict[str, Any], list[str]]:
-    """Write one file's tokens as one utterance, or one for each piece.
+def _write_file(writer: ShardWriter, name: str, audio_dir: Path, audio_format: AudioFormat) -> dict[str, Any]:
+    """Write one file's tokens as one utterance, or one for each piece; return its record, but for the shard's name.
 
-    Returns what the report needs to know, and the utterances' names. If it raises RefusedFile, the shard is as before.
+    If it raises RefusedFile, the shard is as before.
     """
     rate = audio_format.sample_rate_hz
     frame, counts = rate // SILENCE_FRAMES_PER_S, Counter[str]()
@@ -153,10 +143,11 @@ def _write_file(
             if not utterances:
                 raise RefusedFile(name, f"it is shorter than a piece of {audio_format.piece_samples:,} samples")
         names = [name] if len(utterances) == 1 else [piece_name(name, i) for i in range(len(utterances))]
-        for utterance, blocks in zip(names, utterances, strict=True):
-            writer.write(utterance, blocks)
+        written = [writer.write(utterance, blocks) for utterance, blocks in zip(names, utterances, strict=True)]
+        digests = [utterance.digest for utterance in written]
+        joined = hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()
         dropped = -(-file.num_frames * rate // file.sample_rate_hz) - counts["used"]
-        about = {
+        return {
             "duration_s": round(counts["used"] / rate, 6),
             "frames": counts["frames"],
             "silent": counts["silent"],
@@ -165,8 +156,9 @@ def _write_file(
             "channels": file.num_channels,
             "samples": file.num_frames * file.num_channels,
             "clipped": file.num_clipped,
+            "shard": None,  # named when it is whole
+            "digest": digests[0] if len(digests) == 1 else joined,
         }
-    return about, names
 
 
 def _pieces(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
