@@ -11,7 +11,7 @@ import importlib
 from numba.core.registry import cpu_target
 
 from recipes.reinforcement.settings import compose_config as compose_agent
-from waveform.audio.torchaudio_import import import_torchaudio
+from waveform.audio.resample import import_torchaudio
 from waveform.speech import figures
 from waveform.speech.config import compose_config as compose_speech
 

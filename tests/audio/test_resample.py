@@ -7,8 +7,7 @@ import pytest
 import torch
 import torchaudio
 
-from waveform.audio import torchaudio_import
-from waveform.audio.resample import resample_blocks
+from waveform.audio.resample import import_torchaudio, resample_blocks
 from waveform.system.errors import UserError
 
 
@@ -44,4 +43,4 @@ def test_rates_without_a_neat_ratio_match_the_formula_in_fp64() -> None:
 def test_a_broken_torchaudio_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchaudio", None)
     with pytest.raises(UserError, match="install torch and torchaudio together: pip install"):
-        torchaudio_import.import_torchaudio()
+        import_torchaudio()

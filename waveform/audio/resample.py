@@ -2,17 +2,36 @@
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from importlib.metadata import requires
 from math import gcd
+from types import ModuleType
 
 import numpy as np
 import torch
 
-from waveform.audio.torchaudio_import import import_torchaudio
+from waveform.system.errors import UserError
 
 _BLOCK_VALUES = 1 << 20  # most samples of a block before resampling
 _BLOCK_S = 4  # whole seconds, so that a block of any rate is a whole number of samples before and after
 _ZERO_CROSSINGS, _ROLLOFF = 6, 0.99  # torchaudio's defaults
 _MAX_DENSE_KERNEL = 1 << 20  # weights
+
+
+def import_torchaudio() -> ModuleType:
+    """Import torchaudio with its `transforms`.
+
+    Raises UserError if it is missing or was built for a different torch: its library then fails to load, with an
+    OSError or a RuntimeError that names symbols.
+    """
+    try:
+        import torchaudio.transforms
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        versions = " ".join(f'"{each}"' for each in requires("waveform") or () if each.startswith("torch"))
+        raise UserError(
+            f"torchaudio cannot be imported ({reason}); install torch and torchaudio together: pip install {versions}"
+        ) from error
+    return torchaudio
 
 
 class _TorchaudioKernel:
