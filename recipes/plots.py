@@ -37,8 +37,7 @@ def save_recall(path: Path, questions: Mapping[str, Mapping[str, Sequence[Mappin
             for j, (label, seeds) in enumerate(curves.items()):
                 bits = np.array([[entry["bits"] for entry in figures["bits_by_distance"]] for figures in seeds])
                 draw_over_seeds(axes, j, label, middles, bits, marker="o")
-            axes.set_title(title)
-            axes.set_xlabel("steps since the fact was last seen")
+            axes.set(title=title, xlabel="steps since the fact was last seen")
             if i % _COLUMNS == 0:
                 axes.set_ylabel("bits per answer")
             axes.set_ylim(bottom=0)
@@ -68,8 +67,7 @@ def save_returns(
             if seeds:
                 steps = np.linspace(max(s[0, 0] for s in seeds), min(s[-1, 0] for s in seeds), _POINTS)
                 draw_over_seeds(returns, i, label, steps / 1e6, np.array([_smoothed(seed, steps) for seed in seeds]))
-        returns.set_xlabel("million steps")
-        returns.set_ylabel("return per episode")
+        returns.set(xlabel="million steps", ylabel="return per episode")
         if by_place:
             _draw_places(every[1], by_place)
         if every[-1].get_legend_handles_labels()[0]:

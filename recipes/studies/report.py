@@ -147,10 +147,8 @@ class Rows(Report):
                 ours.annotate(entry["best"], (mean, place), (0, 6), textcoords="offset points", fontsize=7)
                 paper.plot(entry["published"][:1], [place], marker="D", color=COLOURS[1])
             ours.set_yticks(places, list(summary["rows"]))
-            ours.set_title(f"here, on {summary['recipe']}")
-            ours.set_xlabel(f"test, {UNITS[summary['headline']]}")
-            paper.set_title("in the paper")
-            paper.set_xlabel(self.published_as.partition(" as trained")[0])
+            ours.set(title=f"here, on {summary['recipe']}", xlabel=f"test, {UNITS[summary['headline']]}")
+            paper.set(title="in the paper", xlabel=self.published_as.partition(" as trained")[0])
             for axes in (ours, paper):
                 axes.margins(0.1)  # room for the notes of the outermost
 
@@ -287,12 +285,9 @@ class BySize(Report):
                 ours.plot(*best, marker="*", markersize=11, linestyle="", color=colour, label=name)
             ours.legend()
             ours.set_title(f"here, on {summary['recipe']}")
-            ours.set_xlabel("slots at evaluation")
-            ours.set_ylabel(UNITS[summary["headline"]])
+            ours.set(xlabel="slots at evaluation", ylabel=UNITS[summary["headline"]])
             paper.plot(list(self.published), list(self.published.values()), marker="o", color=COLOURS[1])
-            paper.set_title("in the paper")
-            paper.set_xlabel("slots of compressed memory at evaluation")
-            paper.set_ylabel(self.published_as)
+            paper.set(title="in the paper", xlabel="slots of compressed memory at evaluation", ylabel=self.published_as)
 
 
 @dataclass(frozen=True)
@@ -351,8 +346,7 @@ class InTraining(Report):
                 shown_steps = steps > _BEGINNING * steps[-1]
                 axes.plot(steps[shown_steps], bits[shown_steps], label=self.labels[label])
             axes.set_title(f"here, on {summary['recipe']}; the paper: {self.published_as}")
-            axes.set_xlabel("steps")
-            axes.set_ylabel("training, bits per token")
+            axes.set(xlabel="steps", ylabel="training, bits per token")
             axes.legend()
 
 

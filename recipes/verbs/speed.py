@@ -57,9 +57,8 @@ def speed(
             axes.plot(
                 *zip(*PAPER.items(), strict=True), marker="o", linestyle="--", color="0.5", label="Dai et al. 2019"
             )
-            axes.set_xlabel("tokens of context at evaluation")
-            axes.set_ylabel("times slower without carried memory")
             axes.set_yscale("log")
+            axes.set(xlabel="tokens of context at evaluation", ylabel="times slower without carried memory")
             axes.legend()
     return figures
 

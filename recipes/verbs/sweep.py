@@ -99,6 +99,5 @@ def save_plot(path: Path, result: dict[str, Any]) -> None:
             axes.plot(*zip(*points, strict=True), marker="o", label=label)
         axes.plot([chosen[along]], [chosen[headline]], marker="*", markersize=12, linestyle="", label="test, the best")
         axes.set_xlabel(f"slots of {'compressed memory' if along == 'compressed' else 'memory'} at evaluation")
-        axes.set_ylabel(UNITS[headline])
-        axes.set_title(_title(entries[0]))
+        axes.set(title=_title(entries[0]), ylabel=UNITS[headline])
         axes.legend()
