@@ -28,6 +28,7 @@ from waveform.system.atomic import write_file
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.machine import cpu_name
+from waveform.system.threads import torch_in_one_thread
 
 LIBRARIES = ("torch", "onednn")  # the first is taken if nothing is timed
 SETTING = "WAVEFORM_TIMED_WAYS"  # 0 in the environment: nothing is timed, or read from disk
@@ -139,20 +140,15 @@ def _file() -> Path | None:
 
 def _time() -> dict[str, float]:
     """Seconds that each library takes: medians of calls in turn, by the clock of this thread, whatever else runs."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the clock counts no other thread
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            calls = _calls()
-            seconds: dict[str, list[float]] = {library: [] for library in calls}
-            for turn in range(1 + _TURNS):
-                for library, call in calls.items():
-                    began = time.thread_time()
-                    call()
-                    if turn:  # the first one loads libraries
-                        seconds[library].append(time.thread_time() - began)
-    finally:
-        torch.set_num_threads(num_threads)
+    with torch_in_one_thread(), torch.inference_mode(False), torch.enable_grad():  # the clock counts no other thread
+        calls = _calls()
+        seconds: dict[str, list[float]] = {library: [] for library in calls}
+        for turn in range(1 + _TURNS):
+            for library, call in calls.items():
+                began = time.thread_time()
+                call()
+                if turn:  # the first one loads libraries
+                    seconds[library].append(time.thread_time() - began)
     return {library: statistics.median(each) for library, each in seconds.items()}
 
 
