@@ -64,8 +64,7 @@ def save_learning_curves(
         for name, num_parameters, nats in scores:
             every[-1].plot(num_parameters / 1e6, nats, marker="o", color=colours[name])
         if scores:
-            every[-1].set_xlabel("parameters, millions")
-            every[-1].set_ylabel(f"test NLL, nats per {unit}")
+            every[-1].set(xlabel="parameters, millions", ylabel=f"test NLL, nats per {unit}")
 
 
 def draw_learning_curves(
