@@ -16,12 +16,11 @@ from waveform.engine.dataset import Dataset
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import BaseTrainConfig
 from waveform.engine.trainer import RunContext, Trainer
-from waveform.runs.configured_model import window_of
+from waveform.runs.configured_model import num_parameters, window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, comparable
 from waveform.runs.settings import to_yaml, typed
 from waveform.runs.training import check_fits, claim
 from waveform.system.atomic import write_file
-from waveform.system.console import say
 from waveform.system.errors import UserError
 
 
@@ -68,11 +67,9 @@ class Agents(Domain):
                 check_recorded(run_dir, config, trainer.resumed_from)
             if world.is_first:  # now that every setting has been accepted
                 write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
-            if world.shows:
-                num_parameters = sum(parameter.numel() for parameter in agent.parameters())
-                say(
-                    f"training an agent with {config['model']['name']} ({num_parameters:,} parameters, preset "
-                    f"{config['preset']}) in {num_rows} rows of {config.get('env') or config['recipe']}, "
-                    f"{world.size} x {world.device.type}, into {run_dir}"
-                )
+            world.say(
+                f"training an agent with {config['model']['name']} ({num_parameters(agent):,} parameters, preset "
+                f"{config['preset']}) in {num_rows} rows of {config.get('env') or config['recipe']}, "
+                f"{world.size} x {world.device.type}, into {run_dir}"
+            )
             yield trainer

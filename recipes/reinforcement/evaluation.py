@@ -21,6 +21,7 @@ from waveform.domain import SCHEMA
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.ranks.distributed import choose_device
+from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import Saved, read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import load_model, use_saved
@@ -214,7 +215,7 @@ def play(trained: TrainedAgent, playing: Playing) -> dict[str, Any]:
         "environment": config.get("env") or config["recipe"],
         "task": config.get("task"),
         "model": config["model"]["name"],
-        "num_parameters": sum(parameter.numel() for parameter in trained.agent.parameters()),
+        "num_parameters": num_parameters(trained.agent),
         "step": trained.checkpoint.step,
         "rows": None,
         "train_tokens_seen": trained.checkpoint.progress.tokens_seen,

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from waveform.ranks.rendezvous import rendezvous_store
+from waveform.system.console import say
 from waveform.system.errors import Trouble, UserError
 from waveform.system.signals import die_with_parent
 
@@ -86,6 +87,11 @@ class World:
     def shows(self) -> bool:
         """Whether this rank says what is being done."""
         return self.is_first and self.show_progress
+
+    def say(self, line: str) -> None:
+        """Print a line, on the rank that says what is being done; if that fails, it is dropped."""
+        if self.shows:
+            say(line)
 
     @property
     def group(self) -> dist.ProcessGroup:

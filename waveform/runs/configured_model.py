@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from waveform.engine.interface import SequenceModel
 from waveform.engine.sound_classes import classes_of
@@ -33,7 +34,7 @@ def window_of(config: dict[str, Any]) -> int:
     return int(train.get("window") or config["model"].get("window") or train["chunk"])
 
 
-def num_parameters(model: SequenceModel) -> int:
+def num_parameters(model: SequenceModel | nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -24,7 +24,7 @@ from waveform.runs.fine_tuning import find_origin, load_origin
 from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, comparable, refuse_other_config
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
-from waveform.system.console import counted, say
+from waveform.system.console import counted
 from waveform.system.cpu import why_threads
 from waveform.system.locks import locked
 
@@ -110,28 +110,26 @@ def open_training(
             load_origin(config, learner)
         if world.is_first:  # now that every setting has been accepted
             write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
-        if world.shows:
-            labelled = f" with {len(names)} labels" if names else ""
-            say(
-                f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
-                f"on {amount(splits['train'])}{labelled}, {world.size} x {world.device.type}, into {run_dir}"
-            )
-            if (reach := optional_parts(model).receptive_field) and per_second:
-                say(f"receptive field: {reach:,} samples = {1000 * reach / per_second:.1f} ms")
+        labelled = f" with {len(names)} labels" if names else ""
+        world.say(
+            f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) on "
+            f"{amount(splits['train'])}{labelled}, {world.size} x {world.device.type}, into {run_dir}"
+        )
+        if (reach := optional_parts(model).receptive_field) and per_second:
+            world.say(f"receptive field: {reach:,} samples = {1000 * reach / per_second:.1f} ms")
         if "origin" in config and trainer.resumed_from is None:
-            if world.shows:
-                say(f"beginning with the weights of {config['origin']['run']}, step {config['origin']['step']:,}")
+            world.say(f"beginning with the weights of {config['origin']['run']}, step {config['origin']['step']:,}")
             trainer.save()  # so that this run no longer needs its origin
         yield trainer
 
 
 def say_threads(world: World, *, in_kernels: bool = False) -> None:
     """Say how many threads training uses on a CPU, for what, and why."""
-    if world.shows and world.device.type == "cpu":
+    if world.device.type == "cpu":
         num_threads = torch.get_num_threads()
         each = " for kernels, 1 for torch" if in_kernels and num_threads > 1 else ""
         each += " in each process" if world.size > 1 else ""
-        say(f"{counted(num_threads, 'thread')}{each}: {why_threads(num_threads)}")
+        world.say(f"{counted(num_threads, 'thread')}{each}: {why_threads(num_threads)}")
 
 
 def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> TokenSet:

@@ -22,7 +22,6 @@ from waveform.runs.named import is_bundled, temporary_folder
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import own_tokens
 from waveform.runs.settings import given_by, leaves, typed
-from waveform.system.console import say
 from waveform.system.errors import UserError
 
 
@@ -47,8 +46,7 @@ def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World) 
     cache = cache_of(source, run_dir=run_dir)
     with world.first_alone():
         if world.is_first:
-            if world.shows:
-                say(f"preparing {source} into {cache} (once; later runs reuse it)")
+            world.say(f"preparing {source} into {cache} (once; later runs reuse it)")
             # A run that reads no labels leaves those that the data set already has to other runs.
             prepared_as = replace(config, labels=None) if config.labels == NONE else config
             prepare(source, cache, config=prepared_as, show_progress=world.shows)
@@ -78,8 +76,7 @@ def data_of_training(source: Path, run_dir: Path, config: dict[str, Any], *, wor
         if different := differences(format_of(data.modality).settings, data_config.audio_format.settings):
             raise UserError(f"the run in {run_dir} began with other data: {different}; give another RUN_DIR")
         data = as_asked(data, data_config, prepared=False)
-        if world.shows:
-            say(f"resuming with {data.folder}, as prepared when this run began")
+        world.say(f"resuming with {data.folder}, as prepared when this run began")
     else:
         data = open_data(source, run_dir=run_dir, config=data_config, world=world)
     require_audio(data.modality, data.folder)
@@ -128,19 +125,19 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
     labels; it has not learned from their validation and test recordings. Raises UserError for a damaged shard, which it
     names, and if the data is gone or of another kind.
     """
+    world = World(show_progress=show_progress)
     if data is None:
         if not is_bundled(run.given):
             return own_tokens(run, split=split)
         data = _prepared(demo_voices_dir(), FOLDER) if run.labels else _prepared(demo_speech_dir(), NONE)
-        if show_progress:
-            say(f"{run.given}: on the {split} recordings of the bundled {'voices' if run.labels else 'speech'}")
+        world.say(f"{run.given}: on the {split} recordings of the bundled {'voices' if run.labels else 'speech'}")
     data = Path(data)
     require_folder(data)
     audio_format = format_of(run.config["dataset"]["modality"])
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
     # A data set has its own labels, and raw audio none; the number of processes depends on the machine, not on a run.
     config = replace(config, **vars(audio_format), labels=None, num_workers=None)
-    dataset = open_data(data, run_dir=run.given, config=config, world=World(show_progress=show_progress))
+    dataset = open_data(data, run_dir=run.given, config=config, world=world)
     require_audio(dataset.modality, data)
     if different := differences(audio_format.settings, format_of(dataset.modality).settings):
         raise UserError(

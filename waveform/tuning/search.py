@@ -41,7 +41,6 @@ from waveform.runs.scoring import EvaluateOptions, score
 from waveform.runs.settings import differing_keys, given_by, typed
 from waveform.runs.space import SearchConfig, Space, short, shown, space_of
 from waveform.system.atomic import explain_write_errors
-from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.locks import locked
 from waveform.system.ram import is_shortage
@@ -166,13 +165,14 @@ class _Search:
         first_run = replace(self.request, run_dir=self._run_dir(0))  # the data prepared for it serves all trials
         self._data = self.domain.open_data(first_run, self.base, world=self.world)
         self._valid = self._data.open_split("valid")
+        say = self.world.say
         with self._storage() as storage:
             self._study = self._begun(storage)
             searched = ", ".join(map(short, self.space.dimensions))
-            self._say(f"searching {searched} in {self.config.trials} trials of {self.config.budget} of training each")
+            say(f"searching {searched} in {self.config.trials} trials of {self.config.budget} of training each")
             while (trial := self._next()) is not None:
                 drawn = self.space.draw(trial)
-                self._say(f"trial {trial.number} ({trial.number + 1} of {self.config.trials}): {shown(drawn)}")
+                say(f"trial {trial.number} ({trial.number + 1} of {self.config.trials}): {shown(drawn)}")
                 self._run_trial(trial, drawn)
             entries = [self._entry(trial) for trial in self._study.get_trials(states=tuple(_STATES))]
         entries.sort(key=lambda entry: (list(_STATES.values()).index(entry["state"]), entry["nats_per_token"] or 0))
@@ -244,7 +244,7 @@ class _Search:
 
     def _run_trial(self, trial: Trial, drawn: dict[str, Any]) -> None:
         """Train and judge what is left of a trial, and note how it ended."""
-        run_dir = self._run_dir(trial.number)
+        run_dir, say = self._run_dir(trial.number), self.world.say
         try:
             config, train_config = self._checked(drawn)
         except UserError as error:
@@ -256,7 +256,7 @@ class _Search:
                 result = trainer.run()
         except TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)
-            return self._say(f"trial {trial.number} is pruned: it is worse than the median of the trials before it")
+            return say(f"trial {trial.number} is pruned: it is worse than the median of the trials before it")
         except Diverged as error:
             return self._fail(trial, str(error))
         except (MemoryError, RuntimeError) as error:
@@ -274,7 +274,7 @@ class _Search:
         self._study.tell(trial, nats)
         best = self._study.best_trial.number
         so_far = "the best so far" if best == trial.number else f"the best so far is trial {best}"
-        self._say(f"trial {trial.number}: {nats:.4f} nats = {bits(nats):.4f} bits per {self.domain.unit}; {so_far}")
+        say(f"trial {trial.number}: {nats:.4f} nats = {bits(nats):.4f} bits per {self.domain.unit}; {so_far}")
 
     def _look(self, trial: Trial, run_dir: Path, config: dict[str, Any]) -> OnEvaluate:
         """What training calls after each evaluation: reports it to Optuna, and raises TrialPruned to end the trial."""
@@ -299,7 +299,7 @@ class _Search:
     def _fail(self, trial: Trial, reason: str) -> None:
         trial.set_user_attr("reason", reason)
         self._study.tell(trial, state=TrialState.FAIL)
-        self._say(f"trial {trial.number} failed: {reason}")
+        self.world.say(f"trial {trial.number} failed: {reason}")
 
     def _entry(self, trial: FrozenTrial) -> dict[str, Any]:
         """What `tune --json` says of a trial."""
@@ -321,7 +321,3 @@ class _Search:
 
     def _run_dir(self, number: int) -> Path:
         return self.out_dir / f"trial-{number:03d}"
-
-    def _say(self, line: str) -> None:
-        if self.world.shows:
-            say(line)

@@ -15,7 +15,6 @@ from waveform.report_page.contents import ReportContents
 from waveform.report_page.page import Page, require_each_once, require_page, settings_tables, write_page
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import ScoredRun, display_names
-from waveform.system.console import say
 from waveform.system.output import check_files, write_json
 from waveform.verbs.compare import entries_of, open_runs
 
@@ -66,8 +65,7 @@ def report(
                 metrics = domain.metrics(run, tokens, options)
                 scored.append(ScoredRun(run, result, domain.figures(run, tokens, result, options, metrics)))
         (entries,) = world.share([partial(entries_of, domain, scored)])  # by one rank: it times sampling
-        if world.shows:
-            say(domain.format_table(entries))  # if its reader is gone, the page is still written
+        world.say(domain.format_table(entries))  # if its reader is gone, the page is still written
         names = display_names(entries)
         named = dict(zip(names, runs, strict=True))
         others = {f"{name} (--listen)" if name in named else name: run for name, run in others.items()}

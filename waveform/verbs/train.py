@@ -1,6 +1,5 @@
 """`train`: composes a configuration, opens the data set of a source, and trains into a run folder."""
 
-import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,6 @@ from waveform.runs.folder import check_run_dir, refuse_other_config
 from waveform.runs.settings import given_by, typed
 from waveform.runs.sources import annotated
 from waveform.runs.training import say_threads
-from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 
@@ -40,12 +38,11 @@ def train(
     domain, request = domain_of(source), TrainRequest(Path(source), Path(run_dir), overrides, origin, config_dir)
     with _opened(domain, [request], show_progress=show_progress) as trainers:
         result = trainers[0].run()
-    if show_progress and os.environ.get("RANK", "0") == "0":
-        how = "finished"
-        if result.stopped_by:
-            how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
-        seen = f"{result.tokens_seen:,} {domain.unit}s seen"
-        say(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {seen}")
+    how = "finished"
+    if result.stopped_by:
+        how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
+    seen = f"{result.tokens_seen:,} {domain.unit}s seen"
+    trainers[0].world.say(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {seen}")
     return result
 
 
