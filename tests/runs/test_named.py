@@ -139,7 +139,7 @@ def test_a_bundled_run_is_scored_on_the_bundled_speech(
 
 def test_a_bundled_run_with_labels_is_scored_on_the_bundled_voices(capsys: Capsys) -> None:
     run = waveform.load("speech-voices")
-    tokens = speech_data.open_split(run, data=None, split="test")
+    tokens = speech_data.open_split(run, data=None, split="test", show_progress=True)
     assert capsys.readouterr().out == "speech-voices: on the test recordings of the bundled voices\n"
     assert len(tokens) == 6 and 16 < tokens.num_tokens / 24_000 < 17
     assert sorted({*map(str, tokens.labels)}) == run.labels

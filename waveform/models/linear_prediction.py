@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.engine.interface import fp64_device, map_state, take_rows, to_device
+from waveform.engine.interface import fp64_device, map_state, to_device
 from waveform.engine.sound_classes import SoundClasses
 from waveform.system.linear_layers import Linear
 
@@ -140,7 +140,7 @@ def _read_by_torch(constants: Constants, tokens: Tensor, state: PredictionState)
     if len(set(phases)) == 1:
         return _read_in_phase(constants, tokens, state, phases[0])
     rows = [
-        _read_in_phase(constants, tokens[row : row + 1], take_rows(state, [row]), phase)
+        _read_in_phase(constants, tokens[row : row + 1], map_state(lambda x, row=row: x[row : row + 1], state), phase)
         for row, phase in enumerate(phases)
     ]
     prediction, after = (map_state(lambda *of_rows: torch.cat(of_rows), *each) for each in zip(*rows, strict=True))
